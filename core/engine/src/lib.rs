@@ -1,0 +1,1 @@
+//! Large language models on a phone, inside a memory budget planned before loading.

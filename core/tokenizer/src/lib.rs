@@ -1,0 +1,1 @@
+//! Vocabularies, encoding, streaming decoding and chat templates.
