@@ -1,1 +1,25 @@
 //! Block formats and SIMD kernels, chosen once at run time, all with one reduction order.
+//!
+//! * [`format`] looks a GGUF block format up; [`Matrix`] is a view of its bytes, which stay as they lie in the file.
+//! * [`Activations`] holds token rows, rounded to 8 or 16 bits in groups of 16 (or left as f32).
+//! * [`Kernels`] is the table of functions for one instruction set; [`Kernels::matmul`] multiplies.
+//!
+//! Every instruction set gives the bits of the scalar oracle; `ARCHITECTURE.md` states the order of every reduction.
+
+mod act;
+mod attention;
+mod formats;
+mod isa;
+mod math;
+mod matmul;
+mod matrix;
+mod parallel;
+mod rope;
+mod vecops;
+
+pub use act::{Activations, Need};
+pub use formats::{Format, format, formats};
+pub use isa::{Isa, Kernels};
+pub use matmul::{Job, Precision};
+pub use matrix::{Matrix, ShapeError};
+pub use parallel::{Parallel, Serial};

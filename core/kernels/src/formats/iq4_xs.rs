@@ -1,0 +1,33 @@
+//! IQ4_XS: `w = d (s - 32) VALUES[n]`, n a nibble, s of six bits for each 32 weights. 4.25 bits per weight.
+//!
+//!     d: f16 | u16: pair i is the upper two bits of s_i | 4 bytes: nibble i is the lower four bits of s_i
+//!     128 bytes: 16 for each 32 weights, as in IQ4_NL
+
+use super::iq4_nl::VALUES;
+use super::{Block32, BlockFormat, half_at, nibbles};
+
+pub(crate) struct Iq4Xs;
+
+const _: () = assert!(Iq4Xs::BYTES == 2 + 2 + 4 + 256 * 4 / 8);
+
+impl BlockFormat for Iq4Xs {
+    const ID: u32 = 23;
+    const NAME: &'static str = "IQ4_XS";
+    const BLOCK: usize = 256;
+    const BYTES: usize = 136;
+    const Q_RANGE: (i8, i8) = (-127, 113);
+
+    fn unpack32(row: &[u8], b: usize) -> Block32 {
+        let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
+        let i = b % 8;
+        let low = x[4 + i / 2] >> (4 * (i % 2)) & 15;
+        let high = (u16::from_le_bytes([x[2], x[3]]) >> (2 * i) & 3) as u8;
+        let s = (low | high << 4) as i8 - 32;
+        Block32 {
+            q: nibbles(&x[8 + 16 * i..], |n| VALUES[n as usize]),
+            s: [1.0; 2],
+            d: half_at(x, 0) * f32::from(s),
+            m: [0.0; 2],
+        }
+    }
+}

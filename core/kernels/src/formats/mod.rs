@@ -1,0 +1,235 @@
+//! Block formats of GGUF. One file each, one line in [`LIST`] each.
+//!
+//! A format says how to bring 32 weights into the canonical form [`Block32`]; decoding, the scalar dot product and the
+//! panels of the fast kernels follow from that. An instruction set may unpack a format faster, with equal results.
+
+mod bf16;
+mod f16;
+mod f32;
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+
+/// All formats. Add one: its file, its `mod`, and its line here.
+static LIST: [Format; COUNT] = number([
+    float::<f32::F32>(),
+    float::<f16::F16>(),
+    float::<bf16::Bf16>(),
+    quantised::<q4_0::Q4_0>(),
+    quantised::<q4_1::Q4_1>(),
+    quantised::<q5_0::Q5_0>(),
+    quantised::<q5_1::Q5_1>(),
+    quantised::<q8_0::Q8_0>(),
+    quantised::<q2_k::Q2K>(),
+    quantised::<q3_k::Q3K>(),
+    quantised::<q4_k::Q4K>(),
+    quantised::<q5_k::Q5K>(),
+    quantised::<q6_k::Q6K>(),
+    quantised::<iq4_nl::Iq4Nl>(),
+    quantised::<iq4_xs::Iq4Xs>(),
+    quantised::<mxfp4::Mxfp4>(),
+]);
+/// Number of formats; kernel tables have one entry for each.
+pub(crate) const COUNT: usize = 16;
+
+/// 32 weights in canonical form: `w[k] = d * s[k / 16] * q[k] + m[k / 16]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Block32 {
+    /// The integers.
+    pub q: [i8; 32],
+    /// Integer-valued scale of each half; 1 where the format has none.
+    pub s: [f32; 2],
+    /// Scale.
+    pub d: f32,
+    /// Offset of each half; 0 where the format has none.
+    pub m: [f32; 2],
+}
+
+/// Offsets in a format's canonical form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mins {
+    /// `m = 0` always, and the fused multiply-add with it is left out.
+    None,
+    /// One `m` for 32 weights.
+    PerBlock,
+    /// One `m` for each 16 weights.
+    PerHalf,
+}
+
+/// What a quantised format's file provides.
+pub(crate) trait BlockFormat {
+    /// Type number in GGUF.
+    const ID: u32;
+    /// The field's name.
+    const NAME: &'static str;
+    /// Weights per block.
+    const BLOCK: usize;
+    /// Bytes per block.
+    const BYTES: usize;
+    /// Whether `s` can differ from 1.
+    const SCALED: bool = false;
+    /// Which offsets exist.
+    const MINS: Mins = Mins::None;
+    /// Smallest and largest `q`. Kernels whose instructions saturate need `q + 64` to fit in 0..=128.
+    const Q_RANGE: (i8, i8);
+
+    /// Weights `32 b .. 32 b + 32` of a row.
+    fn unpack32(row: &[u8], b: usize) -> Block32;
+}
+
+/// What a float format's file provides.
+pub(crate) trait FloatFormat {
+    /// Type number in GGUF.
+    const ID: u32;
+    /// The field's name.
+    const NAME: &'static str;
+    /// Bytes per weight.
+    const BYTES: usize;
+
+    /// Weights of a row as f32, exactly.
+    fn decode(row: &[u8], out: &mut [::core::primitive::f32]);
+}
+
+/// Canonical-form access to a quantised format.
+#[derive(Debug)]
+pub(crate) struct Quantised {
+    pub unpack32: fn(&[u8], usize) -> Block32,
+    pub scaled: bool,
+    pub mins: Mins,
+    pub q_range: (i8, i8),
+}
+
+#[derive(Debug)]
+pub(crate) enum Codec {
+    Float(fn(&[u8], &mut [::core::primitive::f32])),
+    Quantised(Quantised),
+}
+
+/// A block format: how weights lie in a GGUF file.
+#[derive(Debug)]
+pub struct Format {
+    /// Type number in GGUF.
+    pub id: u32,
+    /// The field's name, such as `Q4_K`.
+    pub name: &'static str,
+    /// Weights per block.
+    pub block: usize,
+    /// Bytes per block.
+    pub bytes: usize,
+    /// Position in the list of formats, which kernel tables are indexed by.
+    pub(crate) index: usize,
+    pub(crate) codec: Codec,
+}
+
+impl Format {
+    /// Bytes of a row of `cols` weights; `None` if that is no whole number of blocks, or overflows.
+    pub fn row_bytes(&self, cols: usize) -> Option<usize> {
+        if !cols.is_multiple_of(self.block) {
+            return None;
+        }
+        (cols / self.block).checked_mul(self.bytes)
+    }
+
+    /// Whether weights are small integers with shared scales (else plain floats).
+    pub fn is_quantised(&self) -> bool {
+        matches!(self.codec, Codec::Quantised(_))
+    }
+
+    /// Bits per weight.
+    pub fn bits_per_weight(&self) -> ::core::primitive::f32 {
+        self.bytes as ::core::primitive::f32 * 8.0 / self.block as ::core::primitive::f32
+    }
+
+    /// Decodes the first `out.len()` weights of a row. Weights that `row` is too short for become 0.
+    pub fn decode_row(&self, row: &[u8], out: &mut [::core::primitive::f32]) {
+        match &self.codec {
+            Codec::Float(decode) => {
+                let n = (row.len() / self.bytes).min(out.len());
+                decode(row, &mut out[..n]);
+                out[n..].fill(0.0);
+            }
+            Codec::Quantised(q) => {
+                let weights = row.len() / self.bytes * self.block;
+                for (b, out) in out.chunks_mut(32).enumerate() {
+                    if (b + 1) * 32 > weights {
+                        out.fill(0.0);
+                        continue;
+                    }
+                    let x = (q.unpack32)(row, b);
+                    for (k, o) in out.iter_mut().enumerate() {
+                        *o = x.d * x.s[k / 16] * ::core::primitive::f32::from(x.q[k]) + x.m[k / 16];
+                    }
+                }
+            }
+        }
+    }
+
+    /// The canonical form, for formats that have one.
+    pub(crate) fn quantised(&self) -> Option<&Quantised> {
+        match &self.codec {
+            Codec::Quantised(q) => Some(q),
+            Codec::Float(_) => None,
+        }
+    }
+}
+
+/// The format with this GGUF type number, if the kernels know it.
+pub fn format(ggml_id: u32) -> Option<&'static Format> {
+    LIST.iter().find(|f| f.id == ggml_id)
+}
+
+/// All formats that the kernels know.
+pub fn formats() -> &'static [Format] {
+    &LIST
+}
+
+const fn quantised<F: BlockFormat>() -> Format {
+    let codec = Codec::Quantised(Quantised {
+        unpack32: F::unpack32,
+        scaled: F::SCALED,
+        mins: F::MINS,
+        q_range: F::Q_RANGE,
+    });
+    Format { id: F::ID, name: F::NAME, block: F::BLOCK, bytes: F::BYTES, index: 0, codec }
+}
+
+const fn float<F: FloatFormat>() -> Format {
+    let codec = Codec::Float(F::decode);
+    Format { id: F::ID, name: F::NAME, block: 1, bytes: F::BYTES, index: 0, codec }
+}
+
+const fn number(mut list: [Format; COUNT]) -> [Format; COUNT] {
+    let mut i = 0;
+    while i < COUNT {
+        list[i].index = i;
+        i += 1;
+    }
+    list
+}
+
+/// The half float at byte `at`.
+#[inline]
+fn half_at(bytes: &[u8], at: usize) -> ::core::primitive::f32 {
+    half::f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// 16 bytes of nibbles: low ones are the first 16 values, high ones the next 16.
+#[inline]
+fn nibbles(qs: &[u8], value: impl Fn(u8) -> i8) -> [i8; 32] {
+    let mut q = [0; 32];
+    for (k, &byte) in qs[..16].iter().enumerate() {
+        q[k] = value(byte & 15);
+        q[k + 16] = value(byte >> 4);
+    }
+    q
+}

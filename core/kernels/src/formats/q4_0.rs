@@ -1,0 +1,22 @@
+//! Q4_0: `w = d (n - 8)`, n a nibble. 4.5 bits per weight.
+//!
+//!     d: f16 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+
+use super::{Block32, BlockFormat, half_at, nibbles};
+
+pub(crate) struct Q4_0;
+
+const _: () = assert!(Q4_0::BYTES == 2 + 32 * 4 / 8);
+
+impl BlockFormat for Q4_0 {
+    const ID: u32 = 2;
+    const NAME: &'static str = "Q4_0";
+    const BLOCK: usize = 32;
+    const BYTES: usize = 18;
+    const Q_RANGE: (i8, i8) = (-8, 7);
+
+    fn unpack32(row: &[u8], b: usize) -> Block32 {
+        let x = &row[b * Self::BYTES..][..Self::BYTES];
+        Block32 { q: nibbles(&x[2..], |n| n as i8 - 8), s: [1.0; 2], d: half_at(x, 0), m: [0.0; 2] }
+    }
+}

@@ -1,0 +1,32 @@
+//! Q5_0: `w = d (n - 16)`, n of five bits. 5.5 bits per weight.
+//!
+//!     d: f16 | u32: bit k is the fifth bit of weight k | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+
+use super::{Block32, BlockFormat, half_at, nibbles};
+
+pub(crate) struct Q5_0;
+
+const _: () = assert!(Q5_0::BYTES == 2 + 4 + 32 * 4 / 8);
+
+impl BlockFormat for Q5_0 {
+    const ID: u32 = 6;
+    const NAME: &'static str = "Q5_0";
+    const BLOCK: usize = 32;
+    const BYTES: usize = 22;
+    const Q_RANGE: (i8, i8) = (-16, 15);
+
+    fn unpack32(row: &[u8], b: usize) -> Block32 {
+        let x = &row[b * Self::BYTES..][..Self::BYTES];
+        let mut q = nibbles(&x[6..], |n| n as i8 - 16);
+        add_fifth_bits(&mut q, &x[2..]);
+        Block32 { q, s: [1.0; 2], d: half_at(x, 0), m: [0.0; 2] }
+    }
+}
+
+/// Adds 16 where bit k of the little-endian word at the start of `bits` is set.
+pub(super) fn add_fifth_bits(q: &mut [i8; 32], bits: &[u8]) {
+    let bits = u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
+    for (k, q) in q.iter_mut().enumerate() {
+        *q += ((bits >> k & 1) << 4) as i8;
+    }
+}
