@@ -1,1 +1,20 @@
-//! Large language models on a phone, inside a memory budget planned before loading.
+//! Pannier: large language models on a phone, inside a memory budget that is planned before loading and kept afterwards.
+//!
+//! The rooms, and who may use whom: `memory` -> `residency`, `kv` -> `model` -> `session`, with `sampling` free of all.
+//! [`memory`] counts every large allocation, [`residency`] says where the weights live, [`kv`] holds what attention
+//! remembers, [`model`] runs forward passes, [`sampling`] picks tokens, [`session`] is what apps see, and [`store`] finds
+//! and fetches model files.
+
+mod cancel;
+mod error;
+pub mod kv;
+pub mod memory;
+pub mod model;
+pub mod pool;
+pub mod residency;
+pub mod sampling;
+pub mod session;
+pub mod store;
+
+pub use cancel::CancelFlag;
+pub use error::{Error, Result};

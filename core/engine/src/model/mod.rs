@@ -1,0 +1,5 @@
+//! Forward passes: what an architecture is, and how one is run.
+
+mod forward;
+
+pub use forward::{Forward, Outputs};
