@@ -11,6 +11,10 @@ use std::fmt;
 /// stay in the mapping and do not count. Without a limit, a 4 GiB file of empty strings would ask for 2 GiB.
 pub(crate) const METADATA_MEMORY: u64 = 64 << 20;
 
+/// How much text (and how many booleans) one file's directory may hold: all of it is read and checked at opening, and a
+/// file must not be able to make that take seconds. The largest real vocabularies have under 10 MiB.
+pub(crate) const METADATA_TEXT: u64 = 256 << 20;
+
 /// Where in the file we are, for messages; built into text only when something is wrong.
 #[derive(Clone, Copy)]
 pub(crate) enum Site<'a> {
@@ -41,11 +45,12 @@ pub(crate) struct Cursor<'a> {
     bytes: &'a Bytes,
     pos: usize,
     memory_left: u64,
+    text_left: u64,
 }
 
 impl<'a> Cursor<'a> {
     pub fn new(bytes: &'a Bytes) -> Self {
-        Cursor { bytes, pos: 0, memory_left: METADATA_MEMORY }
+        Cursor { bytes, pos: 0, memory_left: METADATA_MEMORY, text_left: METADATA_TEXT }
     }
 
     pub fn offset(&self) -> u64 {
@@ -104,15 +109,26 @@ impl<'a> Cursor<'a> {
         self.array(site).map(u64::from_le_bytes)
     }
 
-    /// Text of a `u64` length. The slice lives in the file.
-    pub fn text(&mut self, limit: u64, site: Site<'_>) -> Result<&'a str> {
+    /// A key or name: text of at most `limit` bytes.
+    pub fn name(&mut self, limit: u64, site: Site<'_>) -> Result<&'a str> {
         let offset = self.offset();
         let len = self.u64(site)?;
         if len > limit {
             return Err(Error::NameTooLong { what: site.to_string(), len, offset, limit });
         }
+        self.utf8(len, site)
+    }
+
+    /// Text with its `u64` length in front. The slice lives in the file.
+    pub fn text(&mut self, site: Site<'_>) -> Result<&'a str> {
+        let len = self.u64(site)?;
+        self.utf8(len, site)
+    }
+
+    fn utf8(&mut self, len: u64, site: Site<'_>) -> Result<&'a str> {
         let start = self.offset();
         let slice = self.take(len, site)?;
+        self.charge_text(len, site)?;
         std::str::from_utf8(slice).map_err(|error| Error::InvalidUtf8 {
             what: site.to_string(),
             offset: start + error.valid_up_to() as u64,
@@ -132,6 +148,17 @@ impl<'a> Cursor<'a> {
                 offset: self.offset(),
                 available,
             }),
+        }
+    }
+
+    /// Counts `bytes` about to be read and checked against [`METADATA_TEXT`].
+    pub fn charge_text(&mut self, bytes: u64, site: Site<'_>) -> Result<()> {
+        match self.text_left.checked_sub(bytes) {
+            Some(left) => {
+                self.text_left = left;
+                Ok(())
+            }
+            None => Err(Error::TextTooLarge { what: site.to_string(), limit: METADATA_TEXT }),
         }
     }
 

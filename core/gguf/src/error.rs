@@ -97,13 +97,11 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
-    /// The elements of one string array take more than 4 GiB.
-    #[error("the string array of {what} takes {bytes} bytes, above the limit of {limit}")]
-    StringArrayTooLarge {
-        /// Where the array is.
+    /// The directory holds more text than any real model's does.
+    #[error("{what} brings the text in the metadata above the limit of {limit} bytes")]
+    TextTooLarge {
+        /// What went over the limit.
         what: String,
-        /// Its size so far.
-        bytes: u64,
         /// The limit.
         limit: u64,
     },

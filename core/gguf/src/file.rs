@@ -4,6 +4,7 @@ use crate::error::shown;
 use crate::parse::{Parsed, TensorInfo, parse};
 use crate::{Error, Metadata, Result};
 use bytes::Bytes;
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,6 @@ use std::path::{Path, PathBuf};
 ///
 /// The files are mapped, not read: opening costs the header's pages, and the data of a tensor costs its pages when touched.
 /// All shards of a split model appear as one.
-#[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
@@ -23,7 +23,6 @@ pub struct Gguf {
 }
 
 /// One file of a model.
-#[derive(Debug)]
 pub struct Shard {
     path: Option<PathBuf>,
     bytes: Bytes,
@@ -222,6 +221,28 @@ impl Gguf {
     /// The size of all files together.
     pub fn file_bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.bytes.len() as u64).sum()
+    }
+}
+
+// Short by hand: the derived ones would print every byte of the model.
+impl fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gguf")
+            .field("version", &self.version)
+            .field("keys", &self.metadata.len())
+            .field("tensors", &self.tensors.len())
+            .field("shards", &self.shards)
+            .finish()
+    }
+}
+
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shard")
+            .field("path", &self.path)
+            .field("bytes", &self.bytes.len())
+            .field("data_offset", &self.data_offset)
+            .finish()
     }
 }
 

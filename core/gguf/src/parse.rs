@@ -29,8 +29,6 @@ const MAX_KEY: u64 = 65_535;
 const MAX_TENSOR_NAME: u64 = 256;
 const MAX_RANK: u64 = 4;
 const MAX_NESTING: usize = 4;
-/// Offsets of strings are `u32`.
-const MAX_STRING_ARRAY: u64 = u32::MAX as u64;
 
 /// The least bytes a key takes in the file: empty name, type, one byte.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
@@ -132,7 +130,7 @@ fn parse_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<Metadata> {
     cursor.charge(count.saturating_mul(size_of::<(String, Value)>() as u64 + 4), Site::Metadata)?;
     let mut entries = Vec::with_capacity(capacity);
     for index in 0..count {
-        let key = cursor.text(MAX_KEY, Site::Key(index))?;
+        let key = cursor.name(MAX_KEY, Site::Key(index))?;
         cursor.charge(key.len() as u64, Site::Key(index))?;
         let ty = cursor.u32(Site::Value(key))?;
         let value = parse_value(cursor, ty, key)?;
@@ -159,7 +157,7 @@ fn parse_value(cursor: &mut Cursor<'_>, ty: u32, key: &str) -> Result<Value> {
             value => return Err(Error::InvalidBool { key: shown(key), value }),
         },
         id::STRING => {
-            let text = cursor.text(u64::MAX, site)?;
+            let text = cursor.text(site)?;
             cursor.charge(text.len() as u64, site)?;
             Value::String(text.to_owned())
         }
@@ -192,6 +190,7 @@ fn parse_array(cursor: &mut Cursor<'_>, key: &str, depth: usize) -> Result<Array
         id::F32 => Array::F32(packed(cursor, count, site)?),
         id::BOOL => {
             let bools = packed::<bool>(cursor, count, site)?;
+            cursor.charge_text(count, site)?;
             if let Some(&value) = bools.encoded().iter().find(|&&byte| byte > 1) {
                 return Err(Error::InvalidBool { key: shown(key), value });
             }
@@ -223,13 +222,12 @@ fn parse_strings(cursor: &mut Cursor<'_>, count: u64, key: &str) -> Result<StrAr
     let mut starts: Vec<u32> = Vec::with_capacity(capacity.saturating_add(1));
     starts.push(0);
     for _ in 0..count {
-        cursor.text(u64::MAX, site)?;
+        cursor.text(site)?;
         let end = cursor.offset() - begin;
-        starts.push(u32::try_from(end).map_err(|_| Error::StringArrayTooLarge {
-            what: site.to_string(),
-            bytes: end,
-            limit: MAX_STRING_ARRAY,
-        })?);
+        // The limit on text keeps this below 4 GiB; a change of that limit must not wrap offsets silently.
+        let end = u32::try_from(end)
+            .map_err(|_| Error::TextTooLarge { what: site.to_string(), limit: u64::from(u32::MAX) })?;
+        starts.push(end);
     }
     Ok(StrArray::from_encoded(cursor.since(begin), starts))
 }
@@ -251,10 +249,10 @@ fn parse_directory(
 ) -> Result<Vec<TensorInfo>> {
     let capacity = cursor.check_count(count, MIN_TENSOR_BYTES, Site::Directory)?;
     // The entry, its place in the index by name and in the one by offset.
-    cursor.charge(count.saturating_mul(size_of::<TensorInfo>() as u64 + 8), Site::Directory)?;
+    cursor.charge(count.saturating_mul(size_of::<TensorInfo>() as u64 + 12), Site::Directory)?;
     let mut tensors = Vec::with_capacity(capacity);
     for index in 0..count {
-        let name = cursor.text(MAX_TENSOR_NAME, Site::TensorName(index))?;
+        let name = cursor.name(MAX_TENSOR_NAME, Site::TensorName(index))?;
         let site = Site::Tensor(name);
         let rank = u64::from(cursor.u32(site)?);
         if rank == 0 || rank > MAX_RANK {

@@ -416,6 +416,44 @@ impl Value {
     }
 }
 
+/// One line for people: text quoted, arrays as their length, type and first elements.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::U8(value) => value.fmt(f),
+            Value::I8(value) => value.fmt(f),
+            Value::U16(value) => value.fmt(f),
+            Value::I16(value) => value.fmt(f),
+            Value::U32(value) => value.fmt(f),
+            Value::I32(value) => value.fmt(f),
+            Value::F32(value) => value.fmt(f),
+            Value::Bool(value) => value.fmt(f),
+            Value::String(text) => write!(f, "{:?}", crate::error::shown(text)),
+            Value::Array(array) => array.fmt(f),
+            Value::U64(value) => value.fmt(f),
+            Value::I64(value) => value.fmt(f),
+            Value::F64(value) => value.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 6;
+        write!(f, "{} × {}: [", self.len(), self.type_name().trim_start_matches("array of "))?;
+        for index in 0..self.len().min(SHOWN) {
+            if index > 0 {
+                f.write_str(", ")?;
+            }
+            with_array!(self,
+                packed => if let Some(element) = packed.get(index) { write!(f, "{element}")? },
+                strings => write!(f, "{:?}", crate::error::shown(strings.get(index).unwrap_or("")))?,
+                nested => if let Some(inner) = nested.0.get(index) { inner.fmt(f)? });
+        }
+        f.write_str(if self.len() > SHOWN { ", …]" } else { "]" })
+    }
+}
+
 /// Value type ids in the file.
 pub(crate) mod id {
     pub const U8: u32 = 0;
@@ -445,6 +483,14 @@ mod tests {
         assert_eq!(strings.get(3), Some("日本"));
         assert_eq!(strings.get(4), None);
         assert_eq!(strings.get(usize::MAX - 1), None);
+    }
+
+    #[test]
+    fn values_are_shown_on_one_line() {
+        assert_eq!(Value::from("a\nb").to_string(), r#""a\nb""#);
+        assert_eq!(Value::from(vec![1u8, 2]).to_string(), "2 × u8: [1, 2]");
+        let many = Value::from(vec!["x"; 9]).to_string();
+        assert_eq!(many, r#"9 × string: ["x", "x", "x", "x", "x", "x", …]"#);
     }
 
     #[test]
