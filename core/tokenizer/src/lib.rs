@@ -1,1 +1,21 @@
 //! Vocabularies, encoding, streaming decoding and chat templates.
+//!
+//! A [`Tokenizer`] is read from a model file's metadata and gives the ids that llama.cpp gives for the same file.
+//! [`StreamDecoder`] turns generated ids into whole characters.
+
+mod bpe;
+mod error;
+mod known;
+mod special;
+mod split;
+mod spm;
+mod stream;
+mod table;
+mod tokenizer;
+mod unicode;
+mod vocab;
+
+pub use error::TokenizerError;
+pub use stream::StreamDecoder;
+pub use tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+pub use vocab::{SpecialTokens, TokenType};
