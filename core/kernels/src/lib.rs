@@ -8,6 +8,7 @@
 
 mod act;
 mod attention;
+mod fanout;
 mod formats;
 mod isa;
 mod math;
@@ -18,6 +19,7 @@ mod rope;
 mod vecops;
 
 pub use act::{Activations, Need};
+pub use fanout::{FanOut, Hooks};
 pub use formats::{Format, format, formats};
 pub use isa::{Isa, Kernels};
 pub use matmul::{Job, Precision};
