@@ -5,6 +5,7 @@
 
 mod bpe;
 mod error;
+mod hash;
 mod known;
 mod special;
 mod split;

@@ -24,31 +24,59 @@ pub(crate) enum Fragment {
     Token(u32),
 }
 
+/// A trie over the texts of the special tokens.
 pub(crate) struct SpecialTexts {
-    /// Special tokens in the order of their texts: those with a common prefix are neighbours.
-    sorted: Vec<u32>,
-    /// Where in `sorted` the texts with each first byte are.
-    first: Box<[Range<u32>; 256]>,
+    /// The root is first; the children of a node are neighbours, in the order of their bytes.
+    nodes: Vec<Node>,
+    /// The byte that leads to each node.
+    labels: Vec<u8>,
 }
+
+#[derive(Clone, Copy)]
+struct Node {
+    /// The token whose text ends here, or `NONE`.
+    token: u32,
+    first_child: u32,
+    children: u16,
+}
+
+const NONE: u32 = u32::MAX;
 
 impl SpecialTexts {
     pub(crate) fn new(vocab: &Vocab) -> Self {
         let mut sorted: Vec<u32> = (0..vocab.len() as u32)
             .filter(|&id| {
-                let text = vocab.text(id);
                 // Duplicates are left out: the text belongs to the first.
-                vocab.attr(id) & attr::SPECIAL != 0 && vocab.id_of(text.as_bytes()) == Some(id)
+                vocab.attr(id) & attr::SPECIAL != 0 && vocab.id_of(vocab.text(id).as_bytes()) == Some(id)
             })
             .collect();
         sorted.sort_unstable_by(|a, b| vocab.text(*a).cmp(vocab.text(*b)));
-        let mut first = Box::new([const { 0..0 }; 256]);
-        for (i, &id) in sorted.iter().enumerate() {
-            if let Some(range) = vocab.text(id).bytes().next().and_then(|b| first.get_mut(usize::from(b))) {
-                let start = if range.start == range.end { i as u32 } else { range.start };
-                *range = start..i as u32 + 1;
+        let byte = |id: &u32, depth: usize| vocab.text(*id).as_bytes().get(depth).copied().unwrap_or(0);
+        let empty = Node { token: NONE, first_child: 0, children: 0 };
+        let mut trie = Self { nodes: vec![empty], labels: vec![0] };
+        // The tokens below each node; they agree in as many bytes as the node is deep.
+        let mut below = vec![(sorted.as_slice(), 0)];
+        let mut next = 0;
+        while let Some(&(mut group, depth)) = below.get(next) {
+            let mut node = Node { first_child: trie.nodes.len() as u32, ..empty };
+            if let Some((&id, rest)) = group.split_first()
+                && vocab.text(id).len() == depth
+            {
+                node.token = id;
+                group = rest;
             }
+            for part in group.chunk_by(|a, b| byte(a, depth) == byte(b, depth)) {
+                trie.nodes.push(empty);
+                trie.labels.extend(part.first().map(|id| byte(id, depth)));
+                below.push((part, depth + 1));
+                node.children += 1;
+            }
+            if let Some(slot) = trie.nodes.get_mut(next) {
+                *slot = node;
+            }
+            next += 1;
         }
-        Self { sorted, first }
+        trie
     }
 
     /// The longest token that starts at `pos`, takes at most `limit` bytes and has none of the bits of `skip`.
@@ -60,27 +88,17 @@ impl SpecialTexts {
         limit: usize,
         skip: u8,
     ) -> Option<(usize, u32)> {
-        let range = self.first.get(usize::from(*text.get(pos)?))?;
-        let mut group = self.sorted.get(range.start as usize..range.end as usize)?;
+        let mut node = *self.nodes.first()?;
         let mut best = None;
-        let mut depth = 1;
-        // All of `group` agree with the text in `depth` bytes.
-        while let Some(&id) = group.first() {
-            if depth > limit {
-                break;
+        for (depth, byte) in text.get(pos..)?.iter().take(limit).enumerate() {
+            let start = node.first_child as usize;
+            let labels = self.labels.get(start..start + usize::from(node.children)).unwrap_or_default();
+            let Ok(child) = labels.binary_search(byte) else { break };
+            let Some(&below) = self.nodes.get(start + child) else { break };
+            node = below;
+            if node.token != NONE && vocab.attr(node.token) & skip == 0 {
+                best = Some((depth + 1, node.token));
             }
-            if vocab.text(id).len() == depth {
-                if vocab.attr(id) & skip == 0 {
-                    best = Some((depth, id));
-                }
-                group = group.get(1..)?;
-            }
-            let Some(&byte) = text.get(pos + depth) else { break };
-            let byte_of = |id: &u32| vocab.text(*id).as_bytes().get(depth).copied();
-            let low = group.partition_point(|id| byte_of(id) < Some(byte));
-            let high = group.partition_point(|id| byte_of(id) <= Some(byte));
-            group = group.get(low..high)?;
-            depth += 1;
         }
         best
     }
@@ -131,6 +149,6 @@ impl SpecialTexts {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.sorted.capacity() * size_of::<u32>() + size_of_val(&*self.first)
+        self.nodes.capacity() * size_of::<Node>() + self.labels.capacity()
     }
 }

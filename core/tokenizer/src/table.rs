@@ -4,8 +4,8 @@
 //! the budget can spare. So: open addressing, one `u32` per slot, no copy of any string. Hashes are seeded at random: a
 //! hostile file can't choose pieces that collide.
 
+use crate::hash::Seed;
 use pannier_gguf::StrArray;
-use std::hash::{BuildHasher, RandomState};
 
 /// Slots for `len` entries: at most half of them are used.
 fn slots_for(len: usize) -> Vec<u32> {
@@ -19,7 +19,7 @@ fn slots_for(len: usize) -> Vec<u32> {
 pub(crate) struct PieceTable {
     slots: Vec<u32>,
     id_bits: u32,
-    seed: RandomState,
+    seed: Seed,
     longest: usize,
     duplicates: usize,
 }
@@ -28,13 +28,8 @@ impl PieceTable {
     /// Of pieces with equal texts the first gets the text. Empty texts are left out.
     pub(crate) fn new(pieces: &StrArray) -> Self {
         let id_bits = usize::BITS - pieces.len().leading_zeros();
-        let mut table = Self {
-            slots: slots_for(pieces.len()),
-            id_bits,
-            seed: RandomState::new(),
-            longest: 0,
-            duplicates: 0,
-        };
+        let mut table =
+            Self { slots: slots_for(pieces.len()), id_bits, seed: Seed::random(), longest: 0, duplicates: 0 };
         for (id, piece) in pieces.iter().enumerate() {
             if piece.is_empty() {
                 continue;
@@ -62,7 +57,7 @@ impl PieceTable {
 
     /// The id of `text`, or the slot and tag under which it belongs.
     fn find(&self, pieces: &StrArray, text: &[u8]) -> Result<u32, (usize, u32)> {
-        let hash = self.seed.hash_one(text);
+        let hash = self.seed.hash(text);
         let mask = self.slots.len() - 1;
         let id_mask = u32::MAX.checked_shr(32 - self.id_bits).unwrap_or(0);
         let tag = ((hash >> 32) as u32) & !id_mask;
@@ -103,15 +98,13 @@ pub(crate) struct MergeTable {
     merges: Vec<Merge>,
     /// 0 if empty, else `rank + 1`.
     slots: Vec<u32>,
-    seed: (u64, u64),
+    seed: Seed,
 }
 
 impl MergeTable {
     /// Of merges of the same pair the first counts.
     pub(crate) fn new(merges: Vec<Merge>) -> Self {
-        let state = RandomState::new();
-        let seed = (state.hash_one(0u8) | 1, state.hash_one(1u8));
-        let mut table = Self { slots: slots_for(merges.len()), merges, seed };
+        let mut table = Self { slots: slots_for(merges.len()), merges, seed: Seed::random() };
         for rank in 0..table.merges.len() {
             let Some(&Merge { left, right, .. }) = table.merges.get(rank) else { break };
             if let Err(slot) = table.find(left, right)
@@ -134,10 +127,7 @@ impl MergeTable {
     }
 
     fn find(&self, left: u32, right: u32) -> Result<u32, usize> {
-        let key = (u64::from(left) << 32) | u64::from(right);
-        // The two halves of a 128-bit product, folded: mixes all bits of the key at the price of one multiplication.
-        let wide = u128::from(key ^ self.seed.1) * u128::from(self.seed.0);
-        let hash = wide as u64 ^ (wide >> 64) as u64;
+        let hash = self.seed.hash_pair(left, right);
         let mask = self.slots.len() - 1;
         let mut slot = hash as usize & mask;
         loop {
