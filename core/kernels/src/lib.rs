@@ -18,6 +18,7 @@ mod parallel;
 mod rope;
 mod vecops;
 
+pub use attention::{AttentionJob, AttentionScratch, AttentionShape, KvPages, PAGE_TOKENS};
 pub use act::{Activations, Need};
 pub use fanout::{FanOut, Hooks};
 pub use formats::{Format, format, formats};
@@ -25,3 +26,5 @@ pub use isa::{Isa, Kernels};
 pub use matmul::{Job, Precision};
 pub use matrix::{Matrix, ShapeError};
 pub use parallel::{Parallel, Serial};
+pub use rope::{MAX_ROT, RopeError, RopeSpec, RopeStyle, RopeTable, Yarn, sections_are_plain};
+pub use math::scalar;

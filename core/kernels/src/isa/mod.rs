@@ -50,7 +50,6 @@ pub(crate) struct MatTable {
 pub struct Kernels {
     isa: Isa,
     pub(crate) mat: &'static MatTable,
-    #[allow(dead_code)]
     pub(crate) vec: &'static VecTable,
     /// `[format][precision]`
     pub(crate) strips: [[StripFn; 2]; formats::COUNT],
@@ -64,7 +63,28 @@ impl std::fmt::Debug for Kernels {
 
 /// All tables that this machine can run, slowest first.
 fn build() -> Vec<Kernels> {
-    vec![Kernels::new(Isa::Scalar, &scalar::TABLE, &scalar_vec::TABLE)]
+    #[allow(unused_mut)]
+    let mut all = vec![Kernels::new(Isa::Scalar, &scalar::TABLE, &scalar_vec::TABLE)];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        if avx2 {
+            all.push(Kernels::new(Isa::Avx2, &scalar::TABLE, &avx2_vec::TABLE));
+        }
+        let avx512 = avx2
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vnni");
+        if avx512 {
+            all.push(Kernels::new(Isa::Avx512, &scalar::TABLE, &avx512_vec::TABLE));
+        }
+    }
+    all
 }
 
 fn tables() -> &'static [Kernels] {

@@ -1,5 +1,6 @@
-//! Vector operations for this instruction set.
+//! Vector operations in plain Rust.
 
-use crate::vecops::VecTable;
+use crate::math::ScalarLanes;
+use crate::vecops::fill_table;
 
-pub(crate) static TABLE: VecTable = VecTable {};
+fill_table!(ScalarLanes);

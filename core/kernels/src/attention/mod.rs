@@ -1,0 +1,145 @@
+//! Attention over KV pages with an online softmax; the score matrix never exists.
+//!
+//! What is computed, for the query at position P of one head (this is the order of all operations, on every ISA):
+//!
+//! ```text
+//! for each partition of 512 positions, ascending, of absolute positions 512 c .. 512 (c + 1):
+//!     m, l, acc = -inf, 0, 0
+//!     for each page of 32 positions in it, ascending, with at least one position in first ..= P:
+//!         s[t]  = dot(q, k[t]) * scale, soft-capped        the sixteen-lane dot; -inf outside first ..= P
+//!         m'    = max(m, max s)
+//!         f     = exp(m - m')
+//!         p[t]  = exp(s[t] - m')
+//!         l     = fma(l, f, sum p)                         lanes t and t + 16 first, then the fixed tree
+//!         acc   = acc * f, then fma(p[t], v[t], acc) for each t in first ..= P, ascending
+//!         m     = m'
+//!     merge (m, l, acc) into (M, L, A):  M' = max(M, m), a = exp(M - M'), b = exp(m - M'),
+//!                                        L = fma(L, a, l * b), A = fma(A, a, acc * b)
+//! with a sink: merge (sink, 1, 0)
+//! out = A * (1 / L)
+//! ```
+//!
+//! Pages and partitions lie at absolute positions, so the bits do not depend on how a prompt was cut into chunks, on how many
+//! queries are computed together, or on which thread computes what. Partitions exist so that one decoded token with a long context and
+//! few KV heads can use all threads; 512 positions are about 20 us of work and cost 0.4% of memory for the partial results.
+//!
+//! A *tile* is up to 32 rows, each a (query, head) pair of one KV head, that share every load of K and V. Few rows (decode) read the f16
+//! pages directly; many rows (prefill) convert a page once, K transposed, so that lanes are positions and no horizontal sum is needed.
+
+mod kernel;
+mod rows;
+mod schedule;
+mod scratch;
+
+pub(crate) use kernel::{State, Work, attend, merge};
+pub(crate) use schedule::Tile;
+pub use scratch::{AttentionScratch, AttentionShape};
+
+use crate::isa::Kernels;
+
+/// Positions in a page. Pages begin at multiples of it.
+pub const PAGE_TOKENS: usize = 32;
+
+/// Positions in a partition of the context.
+pub(crate) const PART_TOKENS: usize = 512;
+
+/// The pages that hold a layer's keys and values of one sequence.
+///
+/// Pages lie in chunks, so that a cache can grow without moving what it has.
+#[derive(Clone, Copy, Debug)]
+pub struct KvPages<'a> {
+    /// Storage of all pages, `chunk_pages` of them in each chunk. A page holds K as `[kv_head][token 32][k_dim]`, then V as
+    /// `[kv_head][token 32][v_dim]`, IEEE halves.
+    pub chunks: &'a [Box<[u16]>],
+    /// Pages in a chunk.
+    pub chunk_pages: usize,
+    /// Distance between pages in a chunk.
+    pub page_len: usize,
+    /// Entry `i` is the page, counted over all chunks, of positions `32 i .. 32 (i + 1)`.
+    pub table: &'a [u32],
+    /// Positions below this are gone, and the table entries of pages wholly below it are not looked at.
+    pub first_token: usize,
+}
+
+impl<'a> KvPages<'a> {
+    /// The page of positions `32 i .. 32 (i + 1)`.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline]
+    pub fn page(&self, i: usize) -> &'a [u16] {
+        let page = self.table[i] as usize;
+        &self.chunks[page / self.chunk_pages][page % self.chunk_pages * self.page_len..][..self.page_len]
+    }
+}
+
+/// Queries and what they attend to.
+#[derive(Debug)]
+pub struct AttentionJob<'a> {
+    /// n x heads x k_dim.
+    pub q: &'a [f32],
+    /// Queries.
+    pub n: usize,
+    /// Position of query 0. Query `i` attends to positions up to and including `first_pos + i`, all of which are in the pages.
+    pub first_pos: usize,
+    /// Query heads; heads `g * heads / kv_heads ..` use KV head `g`.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Length of a query and a key.
+    pub k_dim: usize,
+    /// Length of a value.
+    pub v_dim: usize,
+    /// Keys and values.
+    pub kv: KvPages<'a>,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// Attends only to positions above `position - window`.
+    pub window: Option<usize>,
+    /// One logit per head that joins the softmax and has no value (gpt-oss).
+    pub sinks: Option<&'a [f32]>,
+    /// Working memory.
+    pub scratch: &'a mut AttentionScratch,
+    /// n x heads x v_dim.
+    pub out: &'a mut [f32],
+}
+
+impl AttentionShape {
+    /// Values in a page: K and V of all KV heads.
+    pub fn page_len(&self) -> usize {
+        PAGE_TOKENS * self.kv_heads * (self.k_dim + self.v_dim)
+    }
+
+    /// Where the key of a token slot (0..32) and KV head begins in a page.
+    pub fn key_at(&self, kv_head: usize, slot: usize) -> usize {
+        (kv_head * PAGE_TOKENS + slot) * self.k_dim
+    }
+
+    /// Where the value begins.
+    pub fn value_at(&self, kv_head: usize, slot: usize) -> usize {
+        PAGE_TOKENS * self.kv_heads * self.k_dim + (kv_head * PAGE_TOKENS + slot) * self.v_dim
+    }
+}
+
+impl Kernels {
+    /// Writes one token's keys (kv_heads x k_dim) and values (kv_heads x v_dim) into a slot (0..32) of a page, rounded to half
+    /// precision.
+    pub fn write_kv(&self, shape: &AttentionShape, page: &mut [u16], slot: usize, k: &[f32], v: &[f32]) {
+        assert!(slot < PAGE_TOKENS, "slot {slot}");
+        assert_eq!(k.len(), shape.kv_heads * shape.k_dim, "keys of a token");
+        assert_eq!(v.len(), shape.kv_heads * shape.v_dim, "values of a token");
+        for head in 0..shape.kv_heads {
+            let (from, to) = (head * shape.k_dim, shape.key_at(head, slot));
+            self.to_f16(&k[from..from + shape.k_dim], &mut page[to..to + shape.k_dim]);
+            let (from, to) = (head * shape.v_dim, shape.value_at(head, slot));
+            self.to_f16(&v[from..from + shape.v_dim], &mut page[to..to + shape.v_dim]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod oracle;
+#[cfg(test)]
+mod tests;
