@@ -1,0 +1,79 @@
+//! Writing the fields of a block one after the other, and walking rows block by block.
+
+use half::f16;
+
+/// Fills a block from front to back. Blocks are made of fields of fixed size, so nothing is left over; if a format were
+/// described wrongly, the surplus would be dropped and every round-trip test of it would fail.
+pub(super) struct Fields<'a>(&'a mut [u8]);
+
+impl<'a> Fields<'a> {
+    pub fn new(block: &'a mut [u8]) -> Self {
+        Fields(block)
+    }
+
+    pub fn put(&mut self, bytes: &[u8]) {
+        let block = std::mem::take(&mut self.0);
+        let (field, rest) = block.split_at_mut(bytes.len().min(block.len()));
+        field.copy_from_slice(bytes.get(..field.len()).unwrap_or(&[]));
+        self.0 = rest;
+    }
+
+    pub fn f16(&mut self, value: f16) {
+        self.put(&value.to_le_bytes());
+    }
+}
+
+/// Calls `encode` for each block with its `N` weights, its `N` importances (ones without an importance vector) and its bytes.
+#[inline(always)]
+pub(super) fn blocks<const N: usize>(
+    row: &[f32],
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+    block_bytes: usize,
+    mut encode: impl FnMut(&[f32; N], &[f32; N], &mut [u8]),
+) {
+    const fn ones<const N: usize>() -> [f32; N] {
+        [1.0; N]
+    }
+    let (row, _) = row.as_chunks::<N>();
+    let out = out.chunks_exact_mut(block_bytes);
+    match importance {
+        Some(importance) => {
+            let (importance, _) = importance.as_chunks::<N>();
+            for ((x, w), block) in row.iter().zip(importance).zip(out) {
+                encode(x, w, block);
+            }
+        }
+        None => {
+            for (x, block) in row.iter().zip(out) {
+                encode(x, &ones(), block);
+            }
+        }
+    }
+}
+
+/// The two-bit layout that Q2_K and Q3_K share: each byte holds weights 32 apart.
+pub(super) fn two_bits(q: &[u8; 256]) -> [u8; 64] {
+    let mut out = [0; 64];
+    for (out, q) in out.chunks_exact_mut(32).zip(q.chunks_exact(128)) {
+        for (shift, q) in (0..).step_by(2).zip(q.chunks_exact(32)) {
+            for (byte, q) in out.iter_mut().zip(q) {
+                *byte |= (q & 3) << shift;
+            }
+        }
+    }
+    out
+}
+
+/// Low nibbles from the first half of each `2 * half` weights, high nibbles from the second.
+#[inline(always)]
+pub(super) fn nibbles<const BYTES: usize>(q: &[u8], half: usize) -> [u8; BYTES] {
+    let mut out = [0; BYTES];
+    for (out, q) in out.chunks_exact_mut(half).zip(q.chunks_exact(2 * half)) {
+        let (low, high) = q.split_at(half);
+        for ((byte, low), high) in out.iter_mut().zip(low).zip(high) {
+            *byte = (low & 15) | (high & 15) << 4;
+        }
+    }
+    out
+}
