@@ -14,6 +14,7 @@ mod stream;
 mod table;
 mod tokenizer;
 mod unicode;
+mod unicode_table;
 mod vocab;
 
 pub use error::TokenizerError;

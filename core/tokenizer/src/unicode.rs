@@ -1,6 +1,6 @@
 //! Characters with their classes, as the pre-tokenizers see them.
 
-use unicode_general_category::{GeneralCategory, get_general_category};
+use crate::unicode_table::RUNS;
 
 /// A code point in the low 21 bits, its class bits above.
 ///
@@ -122,24 +122,16 @@ const ASCII: [u32; 128] = {
 };
 
 fn class_of(c: char) -> u32 {
-    use GeneralCategory as G;
     if c.is_whitespace() {
         return SPACE;
     }
-    match get_general_category(c) {
-        G::UppercaseLetter | G::LowercaseLetter | G::TitlecaseLetter | G::ModifierLetter | G::OtherLetter => {
-            LETTER
-        }
-        G::DecimalNumber | G::LetterNumber | G::OtherNumber => NUMBER,
-        G::NonspacingMark | G::SpacingMark | G::EnclosingMark => MARK,
-        G::ConnectorPunctuation
-        | G::DashPunctuation
-        | G::OpenPunctuation
-        | G::ClosePunctuation
-        | G::InitialPunctuation
-        | G::FinalPunctuation
-        | G::OtherPunctuation => PUNCTUATION,
-        G::MathSymbol | G::CurrencySymbol | G::ModifierSymbol | G::OtherSymbol => SYMBOL,
+    let behind = RUNS.partition_point(|run| run >> 3 <= c as u32);
+    match behind.checked_sub(1).and_then(|i| RUNS.get(i)).map_or(0, |run| run & 7) {
+        1 => LETTER,
+        2 => NUMBER,
+        3 => MARK,
+        4 => PUNCTUATION,
+        5 => SYMBOL,
         _ => 0,
     }
 }
@@ -155,6 +147,28 @@ mod tests {
             let expected = if c.is_whitespace() { SPACE } else { class_of(c) };
             assert_eq!(ASCII[b as usize], expected, "{c:?}");
         }
+    }
+
+    #[test]
+    fn runs_are_sorted_and_change_the_class() {
+        assert!(RUNS.windows(2).all(|w| w[0] >> 3 < w[1] >> 3 && w[0] & 7 != w[1] & 7));
+        assert!(RUNS.iter().all(|run| run >> 3 <= 0x10FFFF && run & 7 <= 5));
+    }
+
+    #[test]
+    fn classes_are_those_of_unicode() {
+        for c in "aZéßµªʰǅЖשع한中々あァⅭ".chars() {
+            let letter = c != 'Ⅽ';
+            assert_eq!(Char::new(c).is_letter(), letter, "{c}");
+            assert_eq!(Char::new(c).is_number(), !letter, "{c}");
+        }
+        assert!("0٣½²㈠१𝟙".chars().all(|c| Char::new(c).is_number()));
+        assert!("\u{301}\u{20dd}ी".chars().all(|c| Char::new(c).is_mark()));
+        assert!("!«。…—_".chars().all(|c| Char::new(c).is_punctuation()));
+        assert!("+€→😀`´".chars().all(|c| Char::new(c).is_symbol()));
+        assert!(" \u{a0}\u{3000}\u{85}".chars().all(|c| Char::new(c).is_space()));
+        // Format characters, private use, and what was assigned after 15.1.
+        assert!("\u{200d}\u{e000}\u{378}\u{1fae9}".chars().all(|c| Char::new(c).code() == Char::new(c).0));
     }
 
     #[test]
