@@ -299,3 +299,16 @@ fn split_numbers_out_of_range() {
     let lonely = Raw::header(3, 0, 1).text("split.count").u32(U16).bytes(&[9, 0]);
     assert!(matches!(lonely.fault(), Error::MissingKey { .. }));
 }
+
+/// Seeds that do not open would teach the fuzzer nothing.
+#[test]
+fn fuzz_seeds_are_good_files() {
+    let seeds = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/parse");
+    let mut count = 0;
+    for seed in std::fs::read_dir(seeds).unwrap() {
+        let path = seed.unwrap().path();
+        Gguf::open(&path).unwrap_or_else(|error| panic!("{error}"));
+        count += 1;
+    }
+    assert_eq!(count, 5);
+}
