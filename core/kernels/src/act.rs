@@ -21,11 +21,12 @@ pub(crate) struct QBlock {
     pub hi: [i8; 32],
     /// Scale of each half.
     pub dx: [f32; 2],
-    /// Sum of `a` over each half.
-    pub sum: [i32; 2],
-    /// `fma(dx1, f32(sum1), dx0 * f32(sum0))`, which offsets `m` of 32 weights are multiplied with.
+    /// -64 times the sum of `a` over each half: what an accumulator starts from if weights are stored 64 too large, so
+    /// that they are unsigned.
+    pub bias64: [i32; 2],
+    /// `fma(dx1, f32(sum a1), dx0 * f32(sum a0))`, which offsets `m` of 32 weights are multiplied with.
     pub xs: f32,
-    /// `dx * f32(sum)` of each half, which offsets of 16 weights are multiplied with.
+    /// `dx * f32(sum a)` of each half, which offsets of 16 weights are multiplied with.
     pub xh: [f32; 2],
     pub _pad: u32,
 }
@@ -38,7 +39,7 @@ const _: () = assert!(size_of::<QBlock>() == 64);
 pub(crate) struct LoBlock(pub [i8; 32]);
 
 const ZERO: QBlock =
-    QBlock { hi: [0; 32], dx: [0.0; 2], sum: [0; 2], xs: 0.0, xh: [0.0; 2], _pad: 0 };
+    QBlock { hi: [0; 32], dx: [0.0; 2], bias64: [0; 2], xs: 0.0, xh: [0.0; 2], _pad: 0 };
 
 /// Which forms of the activations the matrices need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

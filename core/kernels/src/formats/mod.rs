@@ -20,27 +20,47 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 
-/// All formats. Add one: its file, its `mod`, and its line here.
-static LIST: [Format; COUNT] = number([
-    float::<f32::F32>(),
-    float::<f16::F16>(),
-    float::<bf16::Bf16>(),
-    quantised::<q4_0::Q4_0>(),
-    quantised::<q4_1::Q4_1>(),
-    quantised::<q5_0::Q5_0>(),
-    quantised::<q5_1::Q5_1>(),
-    quantised::<q8_0::Q8_0>(),
-    quantised::<q2_k::Q2K>(),
-    quantised::<q3_k::Q3K>(),
-    quantised::<q4_k::Q4K>(),
-    quantised::<q5_k::Q5K>(),
-    quantised::<q6_k::Q6K>(),
-    quantised::<iq4_nl::Iq4Nl>(),
-    quantised::<iq4_xs::Iq4Xs>(),
-    quantised::<mxfp4::Mxfp4>(),
-]);
-/// Number of formats; kernel tables have one entry for each.
-pub(crate) const COUNT: usize = 16;
+use crate::isa::StripFn;
+use crate::matmul::simd::{Shape, Simd, Unpack};
+use crate::matmul::strip::strip;
+
+/// Makes the list of formats, and for an instruction set the list of its kernels.
+macro_rules! formats {
+    ($($kind:ident $module:ident::$name:ident,)*) => {
+        /// Number of formats; kernel tables have one entry for each.
+        pub(crate) const COUNT: usize = [$(stringify!($name)),*].len();
+        static LIST: [Format; COUNT] = number([$($kind::<$module::$name>()),*]);
+
+        /// The kernels of an instruction set for quantised formats, for both precisions.
+        pub(crate) fn strips<V: Simd>() -> [Option<[StripFn; 2]>; COUNT] {
+            [$(formats!(@strip $kind $module::$name)),*]
+        }
+    };
+    (@strip float $module:ident::$name:ident) => { None };
+    (@strip quantised $module:ident::$name:ident) => {
+        Some([strip::<V, $module::$name, false>, strip::<V, $module::$name, true>])
+    };
+}
+
+// All formats. Add one: its file, its `mod`, and its line here.
+formats! {
+    float f32::F32,
+    float f16::F16,
+    float bf16::Bf16,
+    quantised q4_0::Q4_0,
+    quantised q4_1::Q4_1,
+    quantised q5_0::Q5_0,
+    quantised q5_1::Q5_1,
+    quantised q8_0::Q8_0,
+    quantised q2_k::Q2K,
+    quantised q3_k::Q3K,
+    quantised q4_k::Q4K,
+    quantised q5_k::Q5K,
+    quantised q6_k::Q6K,
+    quantised iq4_nl::Iq4Nl,
+    quantised iq4_xs::Iq4Xs,
+    quantised mxfp4::Mxfp4,
+}
 
 /// 32 weights in canonical form: `w[k] = d * s[k / 16] * q[k] + m[k / 16]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,34 +75,14 @@ pub(crate) struct Block32 {
     pub m: [f32; 2],
 }
 
-/// Offsets in a format's canonical form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mins {
-    /// `m = 0` always, and the fused multiply-add with it is left out.
-    None,
-    /// One `m` for 32 weights.
-    PerBlock,
-    /// One `m` for each 16 weights.
-    PerHalf,
-}
-
-/// What a quantised format's file provides.
-pub(crate) trait BlockFormat {
+/// What a quantised format's file provides. The oracle reads [`BlockFormat::unpack32`], all else [`Unpack`].
+pub(crate) trait BlockFormat: Unpack {
     /// Type number in GGUF.
     const ID: u32;
     /// The field's name.
     const NAME: &'static str;
     /// Weights per block.
     const BLOCK: usize;
-    /// Bytes per block.
-    const BYTES: usize;
-    /// Whether `s` can differ from 1.
-    const SCALED: bool = false;
-    /// Which offsets exist.
-    const MINS: Mins = Mins::None;
-    /// Smallest and largest `q`. Kernels whose instructions saturate need `q + 64` to fit in 0..=128.
-    const Q_RANGE: (i8, i8);
-
     /// Weights `32 b .. 32 b + 32` of a row.
     fn unpack32(row: &[u8], b: usize) -> Block32;
 }
@@ -104,9 +104,8 @@ pub(crate) trait FloatFormat {
 #[derive(Debug)]
 pub(crate) struct Quantised {
     pub unpack32: fn(&[u8], usize) -> Block32,
-    pub scaled: bool,
-    pub mins: Mins,
-    pub q_range: (i8, i8),
+    /// Offsets per 32 weights: 0, 1 or 2.
+    pub mins: usize,
 }
 
 #[derive(Debug)]
@@ -194,12 +193,9 @@ pub fn formats() -> &'static [Format] {
 }
 
 const fn quantised<F: BlockFormat>() -> Format {
-    let codec = Codec::Quantised(Quantised {
-        unpack32: F::unpack32,
-        scaled: F::SCALED,
-        mins: F::MINS,
-        q_range: F::Q_RANGE,
-    });
+    assert!(F::BLOCK == 32 * F::BLOCKS);
+    let mins = <F::Shape as Shape>::MINS;
+    let codec = Codec::Quantised(Quantised { unpack32: F::unpack32, mins });
     Format { id: F::ID, name: F::NAME, block: F::BLOCK, bytes: F::BYTES, index: 0, codec }
 }
 

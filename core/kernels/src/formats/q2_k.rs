@@ -4,7 +4,8 @@
 //!
 //! Each half of 128 weights has 32 bytes of n; bits 2 j, 2 j + 1 of byte k belong to weight 32 j + k of that half.
 
-use super::{Block32, BlockFormat, Mins, half_at};
+use super::{Block32, BlockFormat, half_at};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, field, unroll};
 
 pub(crate) struct Q2K;
 
@@ -14,10 +15,6 @@ impl BlockFormat for Q2K {
     const ID: u32 = 10;
     const NAME: &'static str = "Q2_K";
     const BLOCK: usize = 256;
-    const BYTES: usize = 84;
-    const SCALED: bool = true;
-    const MINS: Mins = Mins::PerHalf;
-    const Q_RANGE: (i8, i8) = (0, 3);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
@@ -34,6 +31,39 @@ impl BlockFormat for Q2K {
             s: st.map(|v| f32::from(v & 15)),
             d: half_at(x, 80),
             m: st.map(|v| -(dmin * f32::from(v >> 4))),
+        }
+    }
+}
+
+impl Unpack for Q2K {
+    type Shape = ShapeOf<true, 2, 0, 3>;
+    const BLOCKS: usize = 8;
+    const BYTES: usize = 84;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let st = V::rows16(rows, 0);
+            let dd = V::rows4(rows, 80);
+            let (d, dmin) = (V::half(dd), V::neg(V::half(V::shr(dd, 16))));
+            unroll!(H in [0, 1] {
+                let packed = V::rows32(rows, 16 + 32 * H);
+                unroll!(J in [0, 1, 2, 3] {
+                    let mut n = packed;
+                    for q in 0..8 {
+                        n[q] = field::<V>(packed[q], 2 * J as i32, 3);
+                    }
+                    let (i, j) = (2 * H + J / 2, J % 2 * 2);
+                    let (s, t) = (field::<V>(st[i], 0, 15), field::<V>(st[i], 4, 15));
+                    let m = [
+                        V::mul(dmin, byte_f32::<V>(t, j)),
+                        V::mul(dmin, byte_f32::<V>(t, j + 1)),
+                    ];
+                    let s = [byte_f32::<V>(s, j), byte_f32::<V>(s, j + 1)];
+                    sink.block(RowBlock { n, d, s, m });
+                });
+            });
         }
     }
 }

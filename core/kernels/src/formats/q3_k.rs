@@ -4,6 +4,7 @@
 //!     12 bytes: s (see `scale`) | d: f16
 
 use super::{Block32, BlockFormat, half_at};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, field, unroll};
 
 pub(crate) struct Q3K;
 
@@ -13,9 +14,6 @@ impl BlockFormat for Q3K {
     const ID: u32 = 11;
     const NAME: &'static str = "Q3_K";
     const BLOCK: usize = 256;
-    const BYTES: usize = 110;
-    const SCALED: bool = true;
-    const Q_RANGE: (i8, i8) = (-4, 3);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
@@ -37,4 +35,52 @@ fn scale(s: &[u8], i: usize) -> i8 {
     let low = s[i % 8] >> (4 * (i / 8)) & 15;
     let high = s[8 + i % 4] >> (2 * (i / 4)) & 3;
     (low | high << 4) as i8 - 32
+}
+
+impl Unpack for Q3K {
+    type Shape = ShapeOf<true, 0, 4, 7>;
+    const BLOCKS: usize = 8;
+    const BYTES: usize = 110;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            // The 12 bytes of scales begin two bytes into this.
+            let head = V::rows16(rows, 94);
+            let word = |i: usize| V::or(V::shr(head[i], 16), V::shl(head[i + 1], 16));
+            let (a, b, c) = (word(0), word(1), word(2));
+            let d = V::half(V::shr(head[3], 16));
+            let scales = [
+                V::or(field::<V>(a, 0, 15), field::<V>(c, -4, 48)),
+                V::or(field::<V>(b, 0, 15), field::<V>(c, -2, 48)),
+                V::or(field::<V>(a, 4, 15), field::<V>(c, 0, 48)),
+                V::or(field::<V>(b, 4, 15), field::<V>(c, 2, 48)),
+            ];
+            let third = V::rows32(rows, 0);
+            let zero = [V::zero_f(); 2];
+            unroll!(H in [0, 1] {
+                let low = V::rows32(rows, 32 + 32 * H);
+                unroll!(J in [0, 1, 2, 3] {
+                    let mut n = low;
+                    for q in 0..8 {
+                        let third = field::<V>(third[q], (4 * H + J) as i32 - 2, 4);
+                        n[q] = V::or(field::<V>(low[q], 2 * J as i32, 3), third);
+                    }
+                    let (i, j) = (2 * H + J / 2, J % 2 * 2);
+                    let s = [scale_f32::<V>(scales[i], j), scale_f32::<V>(scales[i], j + 1)];
+                    sink.block(RowBlock { n, d, s, m: zero });
+                });
+            });
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn scale_f32<V: Simd>(scales: V::I, j: usize) -> V::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let s = V::and(V::shr(scales, 8 * j as u32), V::splat(63));
+        V::to_f32(V::add(s, V::splat(-32i32 as u32)))
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //!     d: f16 | m: f16 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
 
-use super::{Block32, BlockFormat, Mins, half_at, nibbles};
+use super::{Block32, BlockFormat, half_at, nibbles};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
 
 pub(crate) struct Q4_1;
 
@@ -12,12 +13,26 @@ impl BlockFormat for Q4_1 {
     const ID: u32 = 3;
     const NAME: &'static str = "Q4_1";
     const BLOCK: usize = 32;
-    const BYTES: usize = 20;
-    const MINS: Mins = Mins::PerBlock;
-    const Q_RANGE: (i8, i8) = (0, 15);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         Block32 { q: nibbles(&x[4..], |n| n as i8), s: [1.0; 2], d: half_at(x, 0), m: [half_at(x, 2); 2] }
+    }
+}
+
+impl Unpack for Q4_1 {
+    type Shape = ShapeOf<false, 1, 0, 15>;
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 20;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let n = unpack_nibbles::<V>(&V::rows16(rows, 4));
+            let dm = V::rows4(rows, 0);
+            let m = [V::half(V::shr(dm, 16)); 2];
+            sink.block(RowBlock { n, d: V::half(dm), s: m, m });
+        }
     }
 }

@@ -4,7 +4,8 @@
 //!
 //! Byte k of the i-th 32 bytes of n holds weight 64 i + k in its low and 64 i + 32 + k in its high nibble.
 
-use super::{Block32, BlockFormat, Mins, half_at};
+use super::{Block32, BlockFormat, half_at};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, field, unroll};
 
 pub(crate) struct Q4K;
 
@@ -14,9 +15,6 @@ impl BlockFormat for Q4K {
     const ID: u32 = 12;
     const NAME: &'static str = "Q4_K";
     const BLOCK: usize = 256;
-    const BYTES: usize = 144;
-    const MINS: Mins = Mins::PerBlock;
-    const Q_RANGE: (i8, i8) = (0, 15);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
@@ -38,5 +36,48 @@ pub(super) fn scale_min(s: &[u8], i: usize) -> (u8, u8) {
         (s[i] & 63, s[4 + i] & 63)
     } else {
         (s[4 + i] & 15 | s[i - 4] >> 6 << 4, s[4 + i] >> 4 | s[i] >> 6 << 4)
+    }
+}
+
+impl Unpack for Q4K {
+    type Shape = ShapeOf<false, 1, 0, 15>;
+    const BLOCKS: usize = 8;
+    const BYTES: usize = 144;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let head = V::rows16(rows, 0);
+            let (d, dmin) = (V::half(head[0]), V::neg(V::half(V::shr(head[0], 16))));
+            let (s, t) = scales_mins::<V>(&head);
+            unroll!(C in [0, 1, 2, 3] {
+                let packed = V::rows32(rows, 16 + 32 * C);
+                let (i, j) = (C / 2, C % 2 * 2);
+                let mut n = packed;
+                for q in 0..8 {
+                    n[q] = field::<V>(packed[q], 0, 15);
+                }
+                let m = [V::mul(dmin, byte_f32::<V>(t[i], j)); 2];
+                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
+                for q in 0..8 {
+                    n[q] = field::<V>(packed[q], 4, 15);
+                }
+                let m = [V::mul(dmin, byte_f32::<V>(t[i], j + 1)); 2];
+                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });
+            });
+        }
+    }
+}
+
+/// The same for all blocks of each row: byte j of vector i is block 4 i + j. `head` is d, dmin and the 12 bytes.
+#[inline(always)]
+pub(super) unsafe fn scales_mins<V: Simd>(head: &[V::I; 4]) -> ([V::I; 2], [V::I; 2]) {
+    let [_, a, b, c] = *head;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let s = V::or(field::<V>(c, 0, 15), field::<V>(a, 2, 48));
+        let t = V::or(field::<V>(c, 4, 15), field::<V>(b, 2, 48));
+        ([field::<V>(a, 0, 63), s], [field::<V>(b, 0, 63), t])
     }
 }

@@ -3,6 +3,7 @@
 //!     d: f16 | u32: bit k is the fifth bit of weight k | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
 
 use super::{Block32, BlockFormat, half_at, nibbles};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
 
 pub(crate) struct Q5_0;
 
@@ -12,8 +13,6 @@ impl BlockFormat for Q5_0 {
     const ID: u32 = 6;
     const NAME: &'static str = "Q5_0";
     const BLOCK: usize = 32;
-    const BYTES: usize = 22;
-    const Q_RANGE: (i8, i8) = (-16, 15);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
@@ -28,5 +27,26 @@ pub(super) fn add_fifth_bits(q: &mut [i8; 32], bits: &[u8]) {
     let bits = u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
     for (k, q) in q.iter_mut().enumerate() {
         *q += ((bits >> k & 1) << 4) as i8;
+    }
+}
+
+impl Unpack for Q5_0 {
+    type Shape = ShapeOf<false, 0, 16, 31>;
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 22;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let mut n = unpack_nibbles::<V>(&V::rows16(rows, 6));
+            let head = V::rows8(rows, 0);
+            let bits = V::or(V::shr(head[0], 16), V::shl(head[1], 16));
+            for quad in 0..8 {
+                n[quad] = V::or(n[quad], V::fifth_bits(bits, quad));
+            }
+            let zero = [V::zero_f(); 2];
+            sink.block(RowBlock { n, d: V::half(head[0]), s: zero, m: zero });
+        }
     }
 }

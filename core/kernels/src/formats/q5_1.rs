@@ -3,7 +3,8 @@
 //!     d: f16 | m: f16 | u32: bit k is the fifth bit of weight k | 16 bytes: low nibbles are weights 0..16, high 16..32
 
 use super::q5_0::add_fifth_bits;
-use super::{Block32, BlockFormat, Mins, half_at, nibbles};
+use super::{Block32, BlockFormat, half_at, nibbles};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
 
 pub(crate) struct Q5_1;
 
@@ -13,14 +14,31 @@ impl BlockFormat for Q5_1 {
     const ID: u32 = 7;
     const NAME: &'static str = "Q5_1";
     const BLOCK: usize = 32;
-    const BYTES: usize = 24;
-    const MINS: Mins = Mins::PerBlock;
-    const Q_RANGE: (i8, i8) = (0, 31);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         let mut q = nibbles(&x[8..], |n| n as i8);
         add_fifth_bits(&mut q, &x[4..]);
         Block32 { q, s: [1.0; 2], d: half_at(x, 0), m: [half_at(x, 2); 2] }
+    }
+}
+
+impl Unpack for Q5_1 {
+    type Shape = ShapeOf<false, 1, 0, 31>;
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 24;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let mut n = unpack_nibbles::<V>(&V::rows16(rows, 8));
+            let head = V::rows8(rows, 0);
+            for quad in 0..8 {
+                n[quad] = V::or(n[quad], V::fifth_bits(head[1], quad));
+            }
+            let m = [V::half(V::shr(head[0], 16)); 2];
+            sink.block(RowBlock { n, d: V::half(head[0]), s: m, m });
+        }
     }
 }

@@ -3,8 +3,9 @@
 //!     d: f16 | dmin: f16 | 12 bytes: s and t as in Q4_K | 32 bytes: bit b of byte k is the fifth bit of weight 32 b + k
 //!     128 bytes: the lower four bits, as in Q4_K
 
-use super::q4_k::scale_min;
-use super::{Block32, BlockFormat, Mins, half_at};
+use super::q4_k::{scale_min, scales_mins};
+use super::{Block32, BlockFormat, half_at};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, field, unroll};
 
 pub(crate) struct Q5K;
 
@@ -14,9 +15,6 @@ impl BlockFormat for Q5K {
     const ID: u32 = 13;
     const NAME: &'static str = "Q5_K";
     const BLOCK: usize = 256;
-    const BYTES: usize = 176;
-    const MINS: Mins = Mins::PerBlock;
-    const Q_RANGE: (i8, i8) = (0, 31);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
@@ -28,5 +26,37 @@ impl BlockFormat for Q5K {
         let (s, t) = scale_min(&x[4..16], b % 8);
         let (d, dmin) = (half_at(x, 0), half_at(x, 2));
         Block32 { q, s: [1.0; 2], d: d * f32::from(s), m: [-(dmin * f32::from(t)); 2] }
+    }
+}
+
+impl Unpack for Q5K {
+    type Shape = ShapeOf<false, 1, 0, 31>;
+    const BLOCKS: usize = 8;
+    const BYTES: usize = 176;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let head = V::rows16(rows, 0);
+            let (d, dmin) = (V::half(head[0]), V::neg(V::half(V::shr(head[0], 16))));
+            let (s, t) = scales_mins::<V>(&head);
+            let high = V::rows32(rows, 16);
+            unroll!(C in [0, 1, 2, 3] {
+                let packed = V::rows32(rows, 48 + 32 * C);
+                let (i, j) = (C / 2, C % 2 * 2);
+                let mut n = packed;
+                for q in 0..8 {
+                    n[q] = V::or(field::<V>(packed[q], 0, 15), field::<V>(high[q], 2 * C as i32 - 4, 16));
+                }
+                let m = [V::mul(dmin, byte_f32::<V>(t[i], j)); 2];
+                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
+                for q in 0..8 {
+                    n[q] = V::or(field::<V>(packed[q], 4, 15), field::<V>(high[q], 2 * C as i32 - 3, 16));
+                }
+                let m = [V::mul(dmin, byte_f32::<V>(t[i], j + 1)); 2];
+                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });
+            });
+        }
     }
 }

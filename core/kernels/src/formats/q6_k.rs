@@ -6,6 +6,7 @@
 //! nibble `j / 2` of low byte `32 (j % 2) + k` and its high bits in pair j of high byte k.
 
 use super::{Block32, BlockFormat, half_at};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, field, signed_byte_f32, unroll};
 
 pub(crate) struct Q6K;
 
@@ -15,9 +16,6 @@ impl BlockFormat for Q6K {
     const ID: u32 = 14;
     const NAME: &'static str = "Q6_K";
     const BLOCK: usize = 256;
-    const BYTES: usize = 210;
-    const SCALED: bool = true;
-    const Q_RANGE: (i8, i8) = (-32, 31);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
@@ -31,5 +29,35 @@ impl BlockFormat for Q6K {
         }
         let s = |i: usize| f32::from(x[192 + i] as i8);
         Block32 { q, s: [s(b % 8 * 2), s(b % 8 * 2 + 1)], d: half_at(x, 208), m: [0.0; 2] }
+    }
+}
+
+impl Unpack for Q6K {
+    type Shape = ShapeOf<true, 0, 32, 63>;
+    const BLOCKS: usize = 8;
+    const BYTES: usize = 210;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let d = V::rows_half(rows, 208);
+            let scales = V::rows16(rows, 192);
+            let zero = [V::zero_f(); 2];
+            unroll!(H in [0, 1] {
+                let low = [V::rows32(rows, 64 * H), V::rows32(rows, 64 * H + 32)];
+                let high = V::rows32(rows, 128 + 32 * H);
+                unroll!(J in [0, 1, 2, 3] {
+                    let mut n = high;
+                    for q in 0..8 {
+                        let low = field::<V>(low[J % 2][q], J as i32 / 2 * 4, 15);
+                        n[q] = V::or(low, field::<V>(high[q], 2 * J as i32 - 4, 48));
+                    }
+                    let (i, j) = (2 * H + J / 2, J % 2 * 2);
+                    let s = [signed_byte_f32::<V>(scales[i], j), signed_byte_f32::<V>(scales[i], j + 1)];
+                    sink.block(RowBlock { n, d, s, m: zero });
+                });
+            });
+        }
     }
 }

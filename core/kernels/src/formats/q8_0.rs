@@ -3,6 +3,7 @@
 //!     d: f16 | 32 signed bytes
 
 use super::{Block32, BlockFormat, half_at};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack};
 
 pub(crate) struct Q8_0;
 
@@ -12,8 +13,6 @@ impl BlockFormat for Q8_0 {
     const ID: u32 = 8;
     const NAME: &'static str = "Q8_0";
     const BLOCK: usize = 32;
-    const BYTES: usize = 34;
-    const Q_RANGE: (i8, i8) = (-128, 127);
 
     fn unpack32(row: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
@@ -22,5 +21,26 @@ impl BlockFormat for Q8_0 {
             *q = byte as i8;
         }
         Block32 { q, s: [1.0; 2], d: half_at(x, 0), m: [0.0; 2] }
+    }
+}
+
+impl Unpack for Q8_0 {
+    type Shape = ShapeOf<false, 0, 0, 255>;
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 34;
+
+    #[inline(always)]
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+        // SAFETY: the caller's promise; offsets stay below `BYTES`.
+        unsafe {
+            let mut n = V::rows32(rows, 2);
+            if V::FLIP != 0 {
+                for n in &mut n {
+                    *n = V::xor(*n, V::splat(u32::from_ne_bytes([V::FLIP; 4])));
+                }
+            }
+            let zero = [V::zero_f(); 2];
+            sink.block(RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
+        }
     }
 }

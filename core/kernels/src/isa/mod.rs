@@ -3,6 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2_vec;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
 mod avx512_vec;
 pub(crate) mod scalar;
 mod scalar_vec;
@@ -21,7 +23,7 @@ pub enum Isa {
     Scalar,
     /// AVX2, FMA, F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL, VBMI, VNNI.
+    /// AVX-512 F, BW, DQ, VL, VNNI.
     Avx512,
     /// Armv8.0 NEON.
     Neon,
@@ -78,10 +80,9 @@ fn build() -> Vec<Kernels> {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx512vnni");
         if avx512 {
-            all.push(Kernels::new(Isa::Avx512, &scalar::TABLE, &avx512_vec::TABLE));
+            all.push(Kernels::new(Isa::Avx512, &avx512::TABLE, &avx512_vec::TABLE));
         }
     }
     all

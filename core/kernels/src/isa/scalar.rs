@@ -2,7 +2,7 @@
 
 use super::{MatTable, StripFn};
 use crate::act::{LoBlock, QBlock, RowOut};
-use crate::formats::{Mins, Quantised};
+use crate::formats::Quantised;
 use crate::matmul::Strip;
 
 pub(crate) static TABLE: MatTable = MatTable {
@@ -35,9 +35,9 @@ fn dot_quantised(f: &Quantised, row: &[u8], x: &[QBlock], lo: &[LoBlock], step: 
         t = (w.s[1] * i[1]).mul_add(x.dx[1], t);
         acc = w.d.mul_add(t, acc);
         match f.mins {
-            Mins::None => {}
-            Mins::PerBlock => acc = w.m[0].mul_add(x.xs, acc),
-            Mins::PerHalf => {
+            0 => {}
+            1 => acc = w.m[0].mul_add(x.xs, acc),
+            _ => {
                 acc = w.m[0].mul_add(x.xh[0], acc);
                 acc = w.m[1].mul_add(x.xh[1], acc);
             }
@@ -114,20 +114,23 @@ fn quantise(x: &[f32], max: f32, out: &RowOut) {
     for (b, x) in x.chunks(32).enumerate() {
         let mut padded = [0.0; 32];
         padded[..x.len()].copy_from_slice(x);
-        let mut q = QBlock { hi: [0; 32], dx: [0.0; 2], sum: [0; 2], xs: 0.0, xh: [0.0; 2], _pad: 0 };
+        let mut q = QBlock { hi: [0; 32], dx: [0.0; 2], bias64: [0; 2], xs: 0.0, xh: [0.0; 2], _pad: 0 };
         let mut low = LoBlock([0; 32]);
+        let mut sums = [0.0; 2];
         for half in 0..2 {
             let mut a = [0; 16];
             q.dx[half] = quantise_group(&padded[half * 16..half * 16 + 16], max, &mut a);
-            q.sum[half] = a.iter().sum();
-            q.xh[half] = q.dx[half] * q.sum[half] as f32;
+            let sum: i32 = a.iter().sum();
+            sums[half] = sum as f32;
+            q.bias64[half] = -64 * sum;
+            q.xh[half] = q.dx[half] * sums[half];
             for (k, &a) in a.iter().enumerate() {
                 let hi = if out.lo.is_null() { a } else { (a + 64) >> 7 };
                 q.hi[half * 16 + k] = hi as i8;
                 low.0[half * 16 + k] = (a - hi * 128) as i8;
             }
         }
-        q.xs = q.dx[1].mul_add(q.sum[1] as f32, q.xh[0]);
+        q.xs = q.dx[1].mul_add(sums[1], q.xh[0]);
         // SAFETY: the caller of a `quantise` function gives room for each block of the row.
         unsafe {
             *out.blocks.add(b * out.step) = q;

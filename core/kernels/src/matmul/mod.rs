@@ -5,6 +5,9 @@
 //!
 //! What happens inside a strip belongs to the instruction set.
 
+pub(crate) mod simd;
+pub(crate) mod strip;
+
 use std::ops::Range;
 
 use crate::act::{Activations, LoBlock, QBlock, place};

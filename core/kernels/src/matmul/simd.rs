@@ -1,0 +1,231 @@
+//! What the matrix kernels need from an instruction set: vectors whose lanes are *rows*.
+//!
+//! With one row per lane every row's sum is its own lane, from the first integer to the stored result: no horizontal
+//! reduction exists, the scales of many rows are decoded at once, and the order of `ARCHITECTURE.md` (blocks ascending,
+//! one accumulator per row and column) falls out by itself, the same for every width. The price is a transposition of
+//! 4-byte pieces while weights are loaded, about as much as the horizontal sums would cost for one column; all further
+//! columns get it free.
+
+use crate::act::QBlock;
+
+/// `V::ROWS` rows, a fixed distance apart. `q[i]` is row `4 i`: addresses then need few registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    q: [*const u8; 4],
+    stride: usize,
+}
+
+impl Rows {
+    #[inline(always)]
+    pub fn new(first: *const u8, stride: usize) -> Self {
+        let at = |i: usize| first.wrapping_add(4 * i * stride);
+        Rows { q: [at(0), at(1), at(2), at(3)], stride }
+    }
+
+    /// Byte `offset` of row `r`.
+    #[inline(always)]
+    pub fn at(&self, r: usize, offset: usize) -> *const u8 {
+        self.q[r / 4].wrapping_add(r % 4 * self.stride).wrapping_add(offset)
+    }
+
+    #[inline(always)]
+    pub fn advance(&mut self, bytes: usize) {
+        for q in &mut self.q {
+            *q = q.wrapping_add(bytes);
+        }
+    }
+}
+
+/// Code to be compiled for an instruction set: see [`Simd::run`].
+pub(crate) trait Body {
+    /// # Safety
+    /// As the implementation says; always `inline(always)`.
+    unsafe fn body(&mut self);
+}
+
+/// Vectors of one instruction set. All functions are `inline(always)` and end up inside [`Simd::run`], which alone carries
+/// the target features.
+///
+/// # Safety
+/// Every function needs a CPU that has the instruction set; those that take pointers or [`Rows`] need the bytes that they
+/// name to be readable (writable for `store`), with no alignment.
+#[allow(clippy::missing_safety_doc, reason = "stated once, above")]
+pub(crate) trait Simd: Copy {
+    /// Lanes: a multiple of 4, at most 16.
+    const ROWS: usize;
+    /// Columns whose accumulators fit into registers.
+    const COLS: usize;
+    /// Bytes of wide formats (`q` needs all 8 bits) are XORed with this on loading. 0x80 makes them unsigned, with 128
+    /// for zero, where the dot product wants unsigned weights.
+    const FLIP: u8;
+    /// `ROWS` 32-bit integers, or four bytes of each row.
+    type I: Copy;
+    /// `ROWS` floats.
+    type F: Copy;
+
+    /// Runs `b.body()` with the instruction set enabled.
+    unsafe fn run<B: Body>(b: &mut B);
+
+    unsafe fn splat(x: u32) -> Self::I;
+    unsafe fn splat_load(p: *const i32) -> Self::I;
+    unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn add(a: Self::I, b: Self::I) -> Self::I;
+    /// Logical shifts of 32 bits; `n` is a constant after inlining.
+    unsafe fn shl(a: Self::I, n: u32) -> Self::I;
+    unsafe fn shr(a: Self::I, n: u32) -> Self::I;
+    /// Arithmetic shift of 32 bits.
+    unsafe fn sra(a: Self::I, n: u32) -> Self::I;
+    /// Replaces each byte, which is below 16, by that entry of the table.
+    unsafe fn lookup(table: [u8; 16], a: Self::I) -> Self::I;
+    /// Byte i becomes 0x10 if bit `4 * quad + i` of the lane is set, else 0.
+    unsafe fn fifth_bits(a: Self::I, quad: usize) -> Self::I;
+
+    unsafe fn zero_f() -> Self::F;
+    unsafe fn splat_load_f(p: *const f32) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn add_f(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    unsafe fn neg(a: Self::F) -> Self::F;
+    /// Signed integers to floats, to nearest even.
+    unsafe fn to_f32(a: Self::I) -> Self::F;
+    unsafe fn cast_f(a: Self::I) -> Self::F;
+    /// Half floats in the low 16 bits.
+    unsafe fn half(a: Self::I) -> Self::F;
+
+    unsafe fn load(p: *const u8) -> Self::I;
+    unsafe fn store(p: *mut u8, a: Self::I);
+    unsafe fn load_f(p: *const f32) -> Self::F;
+    unsafe fn store_f(p: *mut f32, a: Self::F);
+
+    /// The half float at `offset` of each row.
+    unsafe fn rows_half(rows: &Rows, offset: usize) -> Self::F;
+    /// 4, 8, 16, 32 bytes at `offset` of each row, four to a vector.
+    unsafe fn rows4(rows: &Rows, offset: usize) -> Self::I;
+    unsafe fn rows8(rows: &Rows, offset: usize) -> [Self::I; 2];
+    unsafe fn rows16(rows: &Rows, offset: usize) -> [Self::I; 4];
+    unsafe fn rows32(rows: &Rows, offset: usize) -> [Self::I; 8];
+
+    /// Adds the products of 16 weights of each row with 16 activations. Weights are at most `max` (then unsigned), or
+    /// wide: signed bytes XOR `FLIP`, `max` 255.
+    unsafe fn dot16(acc: Self::I, w: &[Self::I; 4], a: *const i8, max: u32) -> Self::I;
+
+    unsafe fn prefetch(p: *const u8);
+}
+
+/// The canonical form of a format, as constants. `q = n - ZERO` with `n` in `0..=MAX`; MAX 255 means wide: `n` is `q`,
+/// a signed byte. MINS counts the offsets of 32 weights: 0, 1, or 2 (one for each 16).
+pub(crate) trait Shape {
+    const SCALED: bool;
+    const MINS: usize;
+    const ZERO: u32;
+    const MAX: u32;
+}
+
+pub(crate) struct ShapeOf<const SCALED: bool, const MINS: usize, const ZERO: u32, const MAX: u32>;
+
+impl<const SCALED: bool, const MINS: usize, const ZERO: u32, const MAX: u32> Shape
+    for ShapeOf<SCALED, MINS, ZERO, MAX>
+{
+    const SCALED: bool = SCALED;
+    const MINS: usize = MINS;
+    const ZERO: u32 = ZERO;
+    const MAX: u32 = MAX;
+}
+
+/// 32 weights of each row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowBlock<V: Simd> {
+    /// Four weights of each row to a vector, XOR `FLIP` if wide.
+    pub n: [V::I; 8],
+    pub d: V::F,
+    /// Not read if the shape has none.
+    pub s: [V::F; 2],
+    /// Not read beyond the shape's count.
+    pub m: [V::F; 2],
+}
+
+/// Receives the blocks of some rows in ascending order.
+pub(crate) trait Sink<V: Simd> {
+    unsafe fn block(&mut self, b: RowBlock<V>);
+}
+
+/// Unpacks a format with rows in lanes.
+pub(crate) trait Unpack {
+    type Shape: Shape;
+    /// 32-blocks per unit.
+    const BLOCKS: usize;
+    /// Bytes per unit.
+    const BYTES: usize;
+
+    /// Gives the blocks of one unit, at the start of `rows`, to the sink.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set, and a unit is readable in each row. Always `inline(always)`.
+    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>);
+}
+
+/// What an integer accumulator starts from, so that weights may be unsigned: `-zero * sum(a)`.
+#[inline(always)]
+pub(crate) unsafe fn start<V: Simd, S: Shape>(x: &QBlock, half: usize) -> V::I {
+    // SAFETY: the caller's promise; `half` is 0 or 1.
+    unsafe {
+        let zero = if S::MAX == 255 { V::FLIP as u32 } else { S::ZERO };
+        if zero == 0 {
+            return V::splat(0);
+        }
+        let b64 = V::splat_load(x.bias64.as_ptr().add(half));
+        match zero {
+            64 => b64,
+            128 => V::add(b64, b64),
+            _ => V::sra(b64, 6 - zero.trailing_zeros()),
+        }
+    }
+}
+
+/// Repeats a block with a constant.
+macro_rules! unroll {
+    ($i:ident in [$($n:literal),*] $body:block) => { $({ const $i: usize = $n; $body })* };
+}
+pub(crate) use unroll;
+
+/// `(a >> n) & mask` in each of four bytes; negative n shifts left.
+#[inline(always)]
+pub(crate) unsafe fn field<V: Simd>(a: V::I, n: i32, mask: u8) -> V::I {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let a = match n {
+            0 => a,
+            1.. => V::shr(a, n as u32),
+            _ => V::shl(a, -n as u32),
+        };
+        V::and(a, V::splat(u32::from_ne_bytes([mask; 4])))
+    }
+}
+
+/// Byte `i` of each lane as a float.
+#[inline(always)]
+pub(crate) unsafe fn byte_f32<V: Simd>(a: V::I, i: usize) -> V::F {
+    // SAFETY: the caller's promise.
+    unsafe { V::to_f32(V::and(V::shr(a, 8 * i as u32), V::splat(255))) }
+}
+
+/// Signed byte `i` of each lane as a float.
+#[inline(always)]
+pub(crate) unsafe fn signed_byte_f32<V: Simd>(a: V::I, i: usize) -> V::F {
+    // SAFETY: the caller's promise.
+    unsafe { V::to_f32(V::sra(V::shl(a, 24 - 8 * i as u32), 24)) }
+}
+
+/// Low nibbles, then high nibbles, of 16 bytes.
+#[inline(always)]
+pub(crate) unsafe fn nibbles<V: Simd>(p: &[V::I; 4]) -> [V::I; 8] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let lo = |i: usize| field::<V>(p[i], 0, 15);
+        let hi = |i: usize| field::<V>(p[i], 4, 15);
+        [lo(0), lo(1), lo(2), lo(3), hi(0), hi(1), hi(2), hi(3)]
+    }
+}

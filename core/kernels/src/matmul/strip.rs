@@ -1,0 +1,447 @@
+//! A strip of a product with quantised weights, for any instruction set and format.
+//!
+//!     few columns:   for each band of rows: walk its bytes once; unpack in registers, multiply with all columns
+//!     many columns:  for some bands: unpack into panels (in L2); for each tile of columns (in L1), for each panel: multiply
+//!
+//! Both end in [`Dot`], which holds the reduction order.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+use super::simd::{Body, RowBlock, Rows, Shape, Simd, Sink, Unpack, start};
+use super::{Precision, Strip};
+use crate::act::{LoBlock, QBlock, TILE};
+
+/// Multiplies blocks of rows with N columns, in registers.
+struct Dot<V: Simd, S, const N: usize, const P16: bool> {
+    acc: [V::F; N],
+    /// The block of the first column; other columns follow it.
+    x: *const QBlock,
+    /// Q16 only.
+    lo: *const LoBlock,
+    /// Distance to the next block of a column.
+    step: usize,
+    shape: PhantomData<S>,
+}
+
+impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N, P16> {
+    #[inline(always)]
+    unsafe fn block(&mut self, w: RowBlock<V>) {
+        // SAFETY: the caller's promise; `x` and `lo` have N blocks here.
+        unsafe {
+            let mut t = [V::zero_f(); N];
+            for half in 0..2 {
+                let n = [w.n[half * 4], w.n[half * 4 + 1], w.n[half * 4 + 2], w.n[half * 4 + 3]];
+                for j in 0..N {
+                    let x = &*self.x.add(j);
+                    let hi = x.hi.as_ptr().add(half * 16);
+                    let mut i = start::<V, S>(x, half);
+                    if P16 {
+                        let lo = (*self.lo.add(j)).0.as_ptr().add(half * 16);
+                        let low = V::dot16(i, &n, lo, S::MAX);
+                        i = V::add(V::shl(V::dot16(V::splat(0), &n, hi, S::MAX), 7), low);
+                    } else {
+                        i = V::dot16(i, &n, hi, S::MAX);
+                    }
+                    let mut f = V::to_f32(i);
+                    if S::SCALED {
+                        f = V::mul(w.s[half], f);
+                    }
+                    let dx = V::splat_load_f(x.dx.as_ptr().add(half));
+                    t[j] = if half == 0 { V::mul(f, dx) } else { V::fma(f, dx, t[j]) };
+                }
+            }
+            for j in 0..N {
+                let x = &*self.x.add(j);
+                let mut acc = V::fma(w.d, t[j], self.acc[j]);
+                if S::MINS == 1 {
+                    acc = V::fma(w.m[0], V::splat_load_f(&x.xs), acc);
+                }
+                if S::MINS == 2 {
+                    acc = V::fma(w.m[0], V::splat_load_f(&x.xh[0]), acc);
+                    acc = V::fma(w.m[1], V::splat_load_f(&x.xh[1]), acc);
+                }
+                self.acc[j] = acc;
+            }
+            self.x = self.x.wrapping_add(self.step);
+            if P16 {
+                self.lo = self.lo.wrapping_add(self.step);
+            }
+        }
+    }
+}
+
+/// A band of rows times N columns, straight from the bytes of the file.
+struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
+    rows: Rows,
+    units: usize,
+    x: *const QBlock,
+    lo: *const LoBlock,
+    step: usize,
+    /// What will be read next: as long as this band.
+    next: *const u8,
+    out: &'a mut [[f32; 16]; TILE],
+    format: PhantomData<(V, F)>,
+}
+
+impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V, F, N, P16> {
+    #[inline(always)]
+    unsafe fn body(&mut self) {
+        // SAFETY: the maker's promise: rows and columns have `units` units.
+        unsafe {
+            let mut rows = self.rows;
+            let mut next = self.next;
+            let mut dot: Dot<V, F::Shape, N, P16> = Dot {
+                acc: [V::zero_f(); N],
+                x: self.x,
+                lo: self.lo,
+                step: self.step,
+                shape: PhantomData,
+            };
+            for _ in 0..self.units {
+                // Rows are many short streams that no hardware prefetcher follows; the next band is one long one.
+                let lines = (V::ROWS * F::BYTES).div_ceil(64);
+                for i in 0..lines {
+                    V::prefetch(next.wrapping_add(64 * i));
+                }
+                next = next.wrapping_add(V::ROWS * F::BYTES);
+                F::unit::<V>(&rows, &mut dot);
+                rows.advance(F::BYTES);
+            }
+            for j in 0..N {
+                V::store_f(self.out[j].as_mut_ptr(), dot.acc[j]);
+            }
+        }
+    }
+}
+
+/// Bytes of a block of a panel: `n`, then `d`, `s`, `m` as the shape has them.
+const fn panel_block<V: Simd, S: Shape>() -> usize {
+    (8 + 1 + 2 * S::SCALED as usize + S::MINS) * V::ROWS * 4
+}
+
+/// Unpacks a band of rows into a panel.
+struct Fill<V: Simd, F> {
+    rows: Rows,
+    units: usize,
+    out: *mut u8,
+    format: PhantomData<(V, F)>,
+}
+
+struct Writer<V, S> {
+    out: *mut u8,
+    shape: PhantomData<(V, S)>,
+}
+
+impl<V: Simd, S: Shape> Sink<V> for Writer<V, S> {
+    #[inline(always)]
+    unsafe fn block(&mut self, b: RowBlock<V>) {
+        // SAFETY: the maker of `Fill` gives room for all blocks.
+        unsafe {
+            let size = V::ROWS * 4;
+            let mut p = self.out;
+            for n in b.n {
+                V::store(p, n);
+                p = p.add(size);
+            }
+            V::store_f(p.cast(), b.d);
+            if S::SCALED {
+                for s in b.s {
+                    p = p.add(size);
+                    V::store_f(p.cast(), s);
+                }
+            }
+            for m in 0..S::MINS {
+                p = p.add(size);
+                V::store_f(p.cast(), b.m[m]);
+            }
+            self.out = self.out.add(panel_block::<V, S>());
+        }
+    }
+}
+
+impl<V: Simd, F: Unpack> Body for Fill<V, F> {
+    #[inline(always)]
+    unsafe fn body(&mut self) {
+        let mut rows = self.rows;
+        let mut writer = Writer::<V, F::Shape> { out: self.out, shape: PhantomData };
+        for _ in 0..self.units {
+            // SAFETY: the maker's promise: rows have `units` units, `out` has room for them.
+            unsafe { F::unit::<V>(&rows, &mut writer) };
+            rows.advance(F::BYTES);
+        }
+    }
+}
+
+/// A panel times N columns.
+struct Panel<'a, V: Simd, S, const N: usize, const P16: bool> {
+    panel: *const u8,
+    blocks: usize,
+    x: *const QBlock,
+    lo: *const LoBlock,
+    step: usize,
+    /// Sums so far, in and out.
+    sums: &'a mut [[f32; 16]; TILE],
+    shape: PhantomData<(V, S)>,
+}
+
+impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S, N, P16> {
+    #[inline(always)]
+    unsafe fn body(&mut self) {
+        // SAFETY: the maker's promise: panel and columns have `blocks` blocks.
+        unsafe {
+            let size = V::ROWS * 4;
+            let mut acc = [V::zero_f(); N];
+            for j in 0..N {
+                acc[j] = V::load_f(self.sums[j].as_ptr());
+            }
+            let mut dot: Dot<V, S, N, P16> =
+                Dot { acc, x: self.x, lo: self.lo, step: self.step, shape: PhantomData };
+            let mut p = self.panel;
+            for _ in 0..self.blocks {
+                let zero = V::zero_f();
+                let at = |i: usize| p.add(i * size);
+                let f = |i: usize| V::load_f(at(i).cast());
+                let n = [
+                    V::load(at(0)),
+                    V::load(at(1)),
+                    V::load(at(2)),
+                    V::load(at(3)),
+                    V::load(at(4)),
+                    V::load(at(5)),
+                    V::load(at(6)),
+                    V::load(at(7)),
+                ];
+                let s = if S::SCALED { [f(9), f(10)] } else { [zero; 2] };
+                let first = 9 + 2 * S::SCALED as usize;
+                let m = match S::MINS {
+                    0 => [zero; 2],
+                    1 => [f(first), zero],
+                    _ => [f(first), f(first + 1)],
+                };
+                dot.block(RowBlock { n, d: f(8), s, m });
+                p = p.add(panel_block::<V, S>());
+            }
+            for j in 0..N {
+                V::store_f(self.sums[j].as_mut_ptr(), dot.acc[j]);
+            }
+        }
+    }
+}
+
+/// Bytes for panels, of each thread that multiplies: half of an L2 cache at most.
+const SCRATCH: usize = 512 << 10;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+thread_local! {
+    static PANELS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Rows of a strip that fill the lanes of the vectors.
+struct Band {
+    /// Row in lane 0.
+    base: usize,
+    /// Lanes to store.
+    lanes: std::ops::Range<usize>,
+    /// Distance of lanes in rows: 1, or 0 if the whole matrix has too few rows; then all lanes hold the same one.
+    stride: usize,
+}
+
+/// Bands of a strip. The last band of a matrix overlaps the one before it instead of reading past the end.
+fn bands(s: &Strip<'_>, rows: usize) -> impl Iterator<Item = Band> {
+    let all = s.w.rows();
+    let (step, stride) = if all < rows { (1, 0) } else { (rows, 1) };
+    s.rows.clone().step_by(step).map(move |first| {
+        if stride == 0 {
+            return Band { base: first, lanes: 0..1, stride };
+        }
+        let base = first.min(all - rows);
+        Band { base, lanes: first - base..rows, stride }
+    })
+}
+
+impl Strip<'_> {
+    /// The bytes of a band.
+    fn band_rows(&self, b: &Band) -> Rows {
+        Rows::new(self.w.row(b.base).as_ptr(), b.stride * self.w.row_bytes())
+    }
+
+    /// Stores the results of a band for some columns.
+    unsafe fn store_band(&self, b: &Band, token: usize, columns: &[[f32; 16]]) {
+        for (j, column) in columns.iter().enumerate() {
+            for lane in b.lanes.clone() {
+                // SAFETY: the lanes of a band are rows of the strip; the caller vouches for the tokens.
+                unsafe { self.store(token + j, b.base + lane, column[lane]) };
+            }
+        }
+    }
+}
+
+/// Computes a strip of a product with quantised weights of format F.
+///
+/// # Safety
+/// The CPU has V's instruction set; the job of the strip has been checked.
+pub(crate) unsafe fn strip<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
+    debug_assert_eq!(P16, s.precision == Precision::Q16);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match s.x.rows() {
+            0 => {}
+            1 => direct::<V, F, 1, P16>(s),
+            2 => direct::<V, F, 2, P16>(s),
+            3 => direct::<V, F, 3, P16>(s),
+            4 => direct::<V, F, 4, P16>(s),
+            _ => panels::<V, F, P16>(s),
+        }
+    }
+}
+
+unsafe fn direct<V: Simd, F: Unpack, const N: usize, const P16: bool>(s: &Strip<'_>) {
+    let (x, lo, step) = s.token(0);
+    for b in bands(s, V::ROWS) {
+        let mut out = [[0.0; 16]; TILE];
+        let rows = s.band_rows(&b);
+        let mut body = Direct::<V, F, N, P16> {
+            rows,
+            units: s.x.blocks() / F::BLOCKS,
+            x: x.as_ptr(),
+            lo: lo.as_ptr(),
+            step,
+            next: rows.at(0, 0).wrapping_add(V::ROWS * s.w.row_bytes()),
+            out: &mut out,
+            format: PhantomData,
+        };
+        // SAFETY: a row has `blocks / BLOCKS` units, so do the columns; bands stay inside the matrix.
+        unsafe {
+            V::run(&mut body);
+            s.store_band(&b, 0, &out[..N]);
+        }
+    }
+}
+
+unsafe fn panels<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
+    let (units, block) = (s.x.blocks() / F::BLOCKS, panel_block::<V, F::Shape>());
+    if units == 0 {
+        for row in s.rows.clone() {
+            // SAFETY: a row of the strip.
+            (0..s.x.rows()).for_each(|token| unsafe { s.store(token, row, 0.0) });
+        }
+        return;
+    }
+    let bands: Vec<Band> = bands(s, V::ROWS).collect();
+    // Columns are cut only if not even one band's panel fits; bands share a pass over the columns if several fit.
+    let units_at_once = units.min((SCRATCH / (block * F::BLOCKS)).max(1));
+    let panel = units_at_once * F::BLOCKS * block;
+    let at_once = (SCRATCH / panel).clamp(1, bands.len().max(1));
+    PANELS.with_borrow_mut(|scratch| {
+        let lines = (panel * at_once).div_ceil(64);
+        if scratch.len() < lines {
+            scratch.resize(lines, Line([0; 64]));
+        }
+        let scratch: *mut u8 = scratch.as_mut_ptr().cast();
+        for bands in bands.chunks(at_once) {
+            for first in (0..units).step_by(units_at_once) {
+                let count = units_at_once.min(units - first);
+                for (i, b) in bands.iter().enumerate() {
+                    let mut rows = s.band_rows(b);
+                    rows.advance(first * F::BYTES);
+                    let out = scratch.wrapping_add(i * panel);
+                    let mut fill = Fill::<V, F> { rows, units: count, out, format: PhantomData };
+                    // SAFETY: rows have `units` units, of which `count` are left; a panel has room for `count`.
+                    unsafe { V::run(&mut fill) };
+                }
+                // SAFETY: the panels have just been filled.
+                unsafe { multiply::<V, F, P16>(s, bands, scratch, panel, first..first + count, units) };
+            }
+        }
+    });
+}
+
+/// Multiplies the panels of some bands, which hold units `part` of `units`, with all columns.
+unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
+    s: &Strip<'_>,
+    bands: &[Band],
+    panels: *const u8,
+    panel: usize,
+    part: std::ops::Range<usize>,
+    units: usize,
+) {
+    let first = part.start * F::BLOCKS;
+    let width = if P16 { V::COLS / 2 } else { V::COLS };
+    for tile in 0..s.x.tiles() {
+        let tokens = s.x.tile(tile);
+        for (i, b) in bands.iter().enumerate() {
+            for token in tokens.clone().step_by(width) {
+                let n = width.min(tokens.end - token);
+                let (x, lo, step) = s.token(token);
+                let mut sums = [[0.0; 16]; TILE];
+                if part.start > 0 {
+                    for (j, sums) in sums.iter_mut().enumerate().take(n) {
+                        for lane in b.lanes.clone() {
+                            // SAFETY: as in `store_band`.
+                            sums[lane] = unsafe { s.partial(token + j, b.base + lane) };
+                        }
+                    }
+                }
+                let x = x.as_ptr().wrapping_add(first * step);
+                let lo = lo.as_ptr().wrapping_add(if P16 { first * step } else { 0 });
+                let blocks = part.len() * F::BLOCKS;
+                let p = panels.wrapping_add(i * panel);
+                let sums_ref = &mut sums;
+                // SAFETY: the panel holds `blocks` blocks, the columns as many from `first` on.
+                unsafe {
+                    match n {
+                        1 => tile_of::<V, F::Shape, 1, P16>(p, blocks, x, lo, step, sums_ref),
+                        2 => tile_of::<V, F::Shape, 2, P16>(p, blocks, x, lo, step, sums_ref),
+                        3 => tile_of::<V, F::Shape, 3, P16>(p, blocks, x, lo, step, sums_ref),
+                        4 => tile_of::<V, F::Shape, 4, P16>(p, blocks, x, lo, step, sums_ref),
+                        5 => tile_of::<V, F::Shape, 5, P16>(p, blocks, x, lo, step, sums_ref),
+                        6 => tile_of::<V, F::Shape, 6, P16>(p, blocks, x, lo, step, sums_ref),
+                        7 => tile_of::<V, F::Shape, 7, P16>(p, blocks, x, lo, step, sums_ref),
+                        _ => tile_of::<V, F::Shape, 8, P16>(p, blocks, x, lo, step, sums_ref),
+                    }
+                    if part.end == units {
+                        s.store_band(b, token, &sums[..n]);
+                    } else {
+                        s.store_partial(b, token, &sums[..n]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile_of<V: Simd, S: Shape, const N: usize, const P16: bool>(
+    panel: *const u8,
+    blocks: usize,
+    x: *const QBlock,
+    lo: *const LoBlock,
+    step: usize,
+    sums: &mut [[f32; 16]; TILE],
+) {
+    let mut body = Panel::<V, S, N, P16> { panel, blocks, x, lo, step, sums, shape: PhantomData };
+    // SAFETY: the caller's promise.
+    unsafe { V::run(&mut body) }
+}
+
+impl Strip<'_> {
+    /// Reads back a sum over the first part of the columns.
+    unsafe fn partial(&self, token: usize, row: usize) -> f32 {
+        // SAFETY: the caller's promise, as for `store`.
+        unsafe { *self.y.add(token * self.w.rows() + row) }
+    }
+
+    /// Keeps sums over a part of the columns in the place of the results.
+    unsafe fn store_partial(&self, b: &Band, token: usize, columns: &[[f32; 16]]) {
+        for (j, column) in columns.iter().enumerate() {
+            for lane in b.lanes.clone() {
+                // SAFETY: as in `store_band`.
+                unsafe { *self.y.add((token + j) * self.w.rows() + b.base + lane) = column[lane] };
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Matrix products: every instruction set against the scalar oracle, bit for bit.
+
+mod common;
+
+use common::{Rng, Scales, matrix, random_activations, random_bytes};
+use pannier_kernels::{Activations, Format, Isa, Job, Kernels, Need, Parallel, Precision, Serial, formats};
+
+const BOTH: [Precision; 2] = [Precision::Q8, Precision::Q16];
+
+/// `x.len() / cols` tokens times a matrix.
+fn product(
+    k: &Kernels,
+    par: &dyn Parallel,
+    (f, rows, cols): (&'static Format, usize, usize),
+    bytes: &[u8],
+    x: &[f32],
+    precision: Precision,
+    bias: Option<&[f32]>,
+) -> Vec<f32> {
+    let w = matrix(f, rows, cols, bytes);
+    let n = x.len() / cols;
+    let mut a = Activations::default();
+    a.set(k, par, x, n, cols, Need::of(&[(&w, precision)]));
+    let mut y = vec![f32::NAN; n * rows];
+    k.matmul(par, &mut [Job { w, x: &a, precision, y: &mut y, bias }]);
+    y
+}
+
+fn oracle() -> &'static Kernels {
+    Kernels::by_isa(Isa::Scalar).unwrap()
+}
+
+fn assert_same(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!(
+            g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan()),
+            "{what}: result {i} is {g:e}, not {w:e}"
+        );
+    }
+}
+
+fn check(f: &'static Format, rows: usize, cols: usize, n: usize, scales: Scales, seed: u64) {
+    let mut rng = Rng(seed);
+    let bytes = random_bytes(f, rows, cols, scales, &mut rng);
+    let x = random_activations(n * cols, &mut rng);
+    for precision in BOTH {
+        let want = product(oracle(), &Serial, (f, rows, cols), &bytes, &x, precision, None);
+        for k in Kernels::available() {
+            let got = product(k, &Serial, (f, rows, cols), &bytes, &x, precision, None);
+            let what = format!("{:?} {} {precision:?} {rows} x {cols} x {n}", k.isa(), f.name);
+            assert_same(&got, &want, &what);
+        }
+        if !f.is_quantised() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn all_isas_give_the_bits_of_the_oracle() {
+    for f in formats() {
+        for n in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 64] {
+            let rows = [1, 7, 16, 33, 50][n % 5];
+            for blocks in [1, 2, 3, 5] {
+                check(f, rows, f.block.max(32) * blocks, n, Scales::Usual, (n * 10 + blocks) as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_scales_change_nothing() {
+    for f in formats() {
+        for n in [1, 3, 12] {
+            check(f, 37, f.block.max(32) * 3, n, Scales::Extreme, n as u64);
+        }
+    }
+}
+
+#[test]
+fn long_rows_and_many_rows() {
+    for f in formats() {
+        check(f, 130, 8960, 1, Scales::Usual, 1);
+        check(f, 66, 8960, 11, Scales::Usual, 2);
+    }
+}
+
+#[test]
+fn float_rows_of_any_length() {
+    for f in formats().iter().filter(|f| !f.is_quantised()) {
+        for cols in [1, 2, 15, 16, 17, 31, 40, 100] {
+            for n in [1, 2, 4, 5, 9] {
+                check(f, 13, cols, n, Scales::Usual, cols as u64);
+            }
+        }
+    }
+}
+
+/// Two tokens in a hundred are far off in one column; the product must still be right in f64.
+#[test]
+fn products_are_right() {
+    for f in formats() {
+        let (rows, cols) = (20, 512);
+        let mut rng = Rng(7);
+        let bytes = random_bytes(f, rows, cols, Scales::Usual, &mut rng);
+        let x = random_activations(3 * cols, &mut rng);
+        let w = matrix(f, rows, cols, &bytes);
+        for (precision, bound) in [(Precision::Q8, 0.02), (Precision::Q16, 0.0002)] {
+            let y = product(Kernels::detect(), &Serial, (f, rows, cols), &bytes, &x, precision, None);
+            let (mut error, mut size) = (0.0, 0.0);
+            for row in 0..rows {
+                let mut weights = vec![0.0; cols];
+                f.decode_row(w.row(row), &mut weights);
+                for token in 0..3 {
+                    let x = &x[token * cols..][..cols];
+                    let exact: f64 = weights.iter().zip(x).map(|(a, b)| f64::from(a * b)).sum();
+                    error += (f64::from(y[token * rows + row]) - exact).powi(2);
+                    size += exact.powi(2);
+                }
+            }
+            let relative = (error / size).sqrt();
+            assert!(relative < bound, "{} {precision:?}: relative error {relative}", f.name);
+        }
+    }
+}
+
+/// Runs tasks in reverse order on many short-lived threads.
+struct Shuffled(usize);
+
+impl Parallel for Shuffled {
+    fn threads(&self) -> usize {
+        self.0
+    }
+
+    fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..self.0.min(4) {
+                s.spawn(|| {
+                    loop {
+                        let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        if i >= tasks {
+                            break;
+                        }
+                        job(tasks - 1 - i);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn batch_width_and_task_split_change_nothing() {
+    for f in formats() {
+        let (rows, cols) = (300, f.block.max(32) * 2);
+        let mut rng = Rng(11);
+        let bytes = random_bytes(f, rows, cols, Scales::Usual, &mut rng);
+        let x = random_activations(21 * cols, &mut rng);
+        let bias: Vec<f32> = (0..rows).map(|_| rng.normal()).collect();
+        for k in Kernels::available() {
+            for precision in BOTH {
+                let shape = (f, rows, cols);
+                let all = product(k, &Serial, shape, &bytes, &x, precision, Some(&bias));
+                for width in [1, 2, 3, 8, 13] {
+                    for par in [&Serial as &dyn Parallel, &Shuffled(3), &Shuffled(40)] {
+                        let parts: Vec<f32> = x
+                            .chunks(width * cols)
+                            .flat_map(|x| product(k, par, shape, &bytes, x, precision, Some(&bias)))
+                            .collect();
+                        let what = format!("{:?} {} width {width}", k.isa(), f.name);
+                        assert_same(&parts, &all, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn several_jobs_in_one_region() {
+    let mut rng = Rng(3);
+    let x = random_activations(5 * 256, &mut rng);
+    for k in Kernels::available() {
+        let mut a = Activations::with_capacity(5, 256);
+        a.set(k, &Serial, &x, 5, 256, Need { f32: true, q8: true, q16: true });
+        let bytes: Vec<_> =
+            formats().iter().map(|f| random_bytes(f, 40 + f.bytes, 256, Scales::Usual, &mut rng)).collect();
+        let ws: Vec<_> =
+            formats().iter().zip(&bytes).map(|(f, b)| matrix(f, 40 + f.bytes, 256, b)).collect();
+        let mut ys: Vec<_> = ws.iter().map(|w| vec![0.0; w.rows() * 5]).collect();
+        let mut jobs: Vec<_> = ws
+            .iter()
+            .zip(&mut ys)
+            .map(|(&w, y)| Job { w, x: &a, precision: Precision::Q16, y, bias: None })
+            .collect();
+        k.matmul(&Shuffled(2), &mut jobs);
+        for ((w, y), b) in ws.iter().zip(&ys).zip(&bytes) {
+            let want = product(k, &Serial, (w.format(), w.rows(), 256), b, &x, Precision::Q16, None);
+            assert_same(y, &want, w.format().name);
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_show_in_the_result() {
+    for f in formats().iter().filter(|f| f.is_quantised()) {
+        let mut rng = Rng(5);
+        let bytes = random_bytes(f, 17, 256, Scales::Usual, &mut rng);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = random_activations(256, &mut rng);
+            x[100] = bad;
+            for k in Kernels::available() {
+                for precision in BOTH {
+                    let y = product(k, &Serial, (f, 17, 256), &bytes, &x, precision, None);
+                    assert!(y.iter().all(|y| y.is_nan()), "{:?} {}", k.isa(), f.name);
+                }
+            }
+        }
+    }
+}
+
+/// Magnitudes whose reciprocal overflows, subnormals, and the largest numbers.
+#[test]
+fn any_finite_activation_is_rounded_alike() {
+    let f = pannier_kernels::format(8).unwrap();
+    let mut rng = Rng(9);
+    let bytes = random_bytes(f, 16, 64, Scales::Usual, &mut rng);
+    for scale in [0.0, 1e-45, 1e-38, 1e-31, 0.9e-30, 1.1e-30, 1e-20, 1.0, 1e20, 3e37] {
+        let x: Vec<f32> = (0..64).map(|_| rng.normal() * scale).collect();
+        for precision in BOTH {
+            let want = product(oracle(), &Serial, (f, 16, 64), &bytes, &x, precision, None);
+            assert!(want.iter().all(|y| y.is_finite()), "{scale}");
+            for k in Kernels::available() {
+                let got = product(k, &Serial, (f, 16, 64), &bytes, &x, precision, None);
+                assert_same(&got, &want, &format!("{:?} {scale}", k.isa()));
+            }
+        }
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn random_shapes(index in 0..formats().len(), rows in 1usize..70, blocks in 1usize..9, n in 1usize..20, seed: u64) {
+        let f = &formats()[index];
+        check(f, rows, f.block.max(32) * blocks, n, Scales::Usual, seed);
+    }
+}
