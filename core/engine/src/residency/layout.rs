@@ -1,0 +1,169 @@
+//! Units in the order in which a pass needs them, and the tensors in them.
+
+use crate::{Error, Result};
+use pannier_kernels::Format;
+
+/// A unit, as an index into the pass-ordered list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UnitId(u32);
+
+impl UnitId {
+    /// The index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A matrix of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorRef {
+    unit: UnitId,
+    slot: u32,
+}
+
+impl TensorRef {
+    /// The unit it is in.
+    pub fn unit(self) -> UnitId {
+        self.unit
+    }
+}
+
+/// A small tensor that is decoded once and stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VectorRef(u32);
+
+impl VectorRef {
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a unit is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnitKind {
+    /// Token embeddings; read by row, never whole.
+    Embedding,
+    /// Everything but the feed-forward part of a layer.
+    Attention {
+        /// The layer.
+        layer: usize,
+    },
+    /// The feed-forward part of a layer.
+    Ffn {
+        /// The layer.
+        layer: usize,
+    },
+    /// The output head.
+    Output,
+}
+
+/// A matrix in a file.
+#[derive(Clone, Debug)]
+pub struct UnitTensor {
+    /// Its name.
+    pub name: String,
+    /// Its block format.
+    pub format: &'static Format,
+    /// Rows (outputs).
+    pub rows: usize,
+    /// Columns (inputs).
+    pub cols: usize,
+    /// Which file of a split model it is in.
+    pub shard: usize,
+    /// Where its data starts, in bytes from the start of that file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+/// A vector in a file.
+#[derive(Clone, Debug)]
+pub struct VectorTensor {
+    /// Its name.
+    pub name: String,
+    /// Its block format.
+    pub format: &'static Format,
+    /// Its length.
+    pub len: usize,
+    /// Which file of a split model it is in.
+    pub shard: usize,
+    /// Where its data starts, in bytes from the start of that file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+/// Tensors that are used, and so read, together.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    /// What for.
+    pub kind: UnitKind,
+    /// Its matrices.
+    pub tensors: Vec<UnitTensor>,
+}
+
+impl Unit {
+    /// Bytes of all its matrices.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.bytes).sum()
+    }
+
+    pub(super) fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
+        self.tensors
+            .get(tensor.slot as usize)
+            .ok_or_else(|| Error::internal(format!("no {tensor:?} in {:?}", self.kind)))
+    }
+}
+
+/// All weights of a model, without their bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    units: Vec<Unit>,
+    vectors: Vec<VectorTensor>,
+}
+
+impl Layout {
+    /// The units, in pass order.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// The small tensors.
+    pub fn vectors(&self) -> &[VectorTensor] {
+        &self.vectors
+    }
+
+    /// A unit.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn unit(&self, id: UnitId) -> Result<&Unit> {
+        self.units.get(id.index()).ok_or_else(|| Error::internal(format!("no {id:?}")))
+    }
+
+    /// Adds a unit at the end of the pass.
+    pub fn add_unit(&mut self, kind: UnitKind) -> UnitId {
+        self.units.push(Unit { kind, tensors: Vec::new() });
+        UnitId((self.units.len() - 1) as u32)
+    }
+
+    /// Adds a matrix to a unit.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller: there is no such unit.
+    pub fn add_matrix(&mut self, unit: UnitId, tensor: UnitTensor) -> Result<TensorRef> {
+        let tensors = &mut self
+            .units
+            .get_mut(unit.index())
+            .ok_or_else(|| Error::internal(format!("no {unit:?}")))?
+            .tensors;
+        tensors.push(tensor);
+        Ok(TensorRef { unit, slot: (tensors.len() - 1) as u32 })
+    }
+
+    /// Adds a small tensor.
+    pub fn add_vector(&mut self, tensor: VectorTensor) -> VectorRef {
+        self.vectors.push(tensor);
+        VectorRef((self.vectors.len() - 1) as u32)
+    }
+}
