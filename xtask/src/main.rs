@@ -1,1 +1,61 @@
-fn main() {}
+//! `cargo xtask COMMAND`: everything that is done with this repository besides compiling it. One file per command.
+
+#[path = "../../core/engine/src/store/catalogue.rs"]
+#[allow(dead_code, reason = "the engine's file as it is; not all of it is needed here")]
+mod catalogue;
+mod ci;
+mod demo;
+mod fuzz;
+mod models;
+mod sh;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+/// What a command ends with: a failure is one line for a person.
+type Result<T = (), E = String> = std::result::Result<T, E>;
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  demo [--model FILE]    fetch the default model and let it answer in this terminal
+  test [--full] [-- ARGS]  fetch the test models, run the tests; --full adds the long ones
+  ci                     formatting, lints, tidy, tests: what must pass before a commit
+  tidy                   the repository's own rules: layering, unsafe, paths, file lengths
+  fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
+  models [--all] [NAME…] fetch models into the cache; without names, those that the fast tests need
+";
+
+fn main() -> ExitCode {
+    match dispatch() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("xtask: {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch() -> Result {
+    let mut args = lexopt::Parser::from_env();
+    let command = match args.next().map_err(|e| e.to_string())? {
+        None => String::from("help"),
+        Some(lexopt::Arg::Value(name)) => name.to_string_lossy().into_owned(),
+        Some(lexopt::Arg::Short('h') | lexopt::Arg::Long("help")) => String::from("help"),
+        Some(other) => return Err(other.unexpected().to_string()),
+    };
+    match command.as_str() {
+        "demo" => demo::run(args),
+        "fuzz" => fuzz::run(args),
+        "test" => test::run(args),
+        "ci" => ci::run(args),
+        "tidy" => tidy::run(args),
+        "models" => models::run(args),
+        "help" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => Err(format!("no command `{other}`; `cargo xtask help` lists them")),
+    }
+}

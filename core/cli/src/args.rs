@@ -1,0 +1,109 @@
+//! The command line.
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use pannier::store::DEFAULT_MODEL;
+
+use crate::cmd;
+use crate::error;
+
+/// Run GGUF language models on this machine, inside a memory budget.
+#[derive(Parser)]
+#[command(
+    name = "pannier",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Start here:
+  pannier pull smollm2                     download a small chat model (98 MB)
+  pannier chat -m smollm2                  talk to it
+  pannier run -m smollm2 -p 'Once upon a time' -n 40
+  pannier inspect model.gguf               what is in a file
+
+`-m` takes the path of a GGUF file or a name that `pannier pull --list` shows. Models are kept in the user's cache
+directory; the variable PANNIER_MODELS names another folder. `pannier help COMMAND` explains a command with examples."
+)]
+pub struct Cli {
+    /// Print one JSON object on stdout and nothing else; its keys are stable.
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do. One file in `cmd/` each.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Download a model by name or address: resumable, verified.
+    Pull(cmd::pull::PullArgs),
+    /// Show what is in a model file: architecture, tensors, types, template, sizes.
+    Inspect(cmd::inspect::InspectArgs),
+    /// Turn text into token ids.
+    Tokenize(cmd::tokenize::TokenizeArgs),
+}
+
+/// `-m`: every command that reads a model has it.
+#[derive(Args, Clone)]
+pub struct ModelArg {
+    /// A GGUF file, or the name of a pulled model.
+    #[arg(short, long, value_name = "FILE|NAME", default_value = DEFAULT_MODEL)]
+    pub model: String,
+}
+
+/// The options of every command that runs a model.
+#[derive(Args, Clone)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArg,
+
+    /// Threads; by default one for each core that is worth using.
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+
+    /// Memory budget in MiB for everything that is not the mapped file; a model that cannot keep it is refused.
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub budget_mb: Option<u64>,
+
+    /// Context in tokens; by default what the model was trained with, at most 4096.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub ctx: Option<u32>,
+}
+
+/// Help and version go to stdout as they are. A wrong command line is one line, like every other failure.
+pub fn usage_error(e: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    if matches!(e.kind(), DisplayHelp | DisplayVersion) {
+        // Its own error is that the reader is gone: nothing to add.
+        let _ = e.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = e.render().to_string();
+    if e.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
+        error::print_to_stderr(&text);
+        return ExitCode::from(2);
+    }
+    // "error: WHAT", details and tips, a blank line before "Usage:" and "For more information".
+    let what: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let what = what.join(" ");
+    let what = what.strip_prefix("error: ").unwrap_or(&what);
+    error::report(&format!("{what} (see `pannier --help`)"));
+    ExitCode::from(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}
