@@ -1,5 +1,6 @@
 //! What the integration tests share: the real models and small helpers.
 #![allow(dead_code, reason = "each test uses its part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use pannier_gguf::Gguf;
 use pannier_tokenizer::Tokenizer;
