@@ -26,13 +26,13 @@
 //! A *tile* is up to 32 rows, each a (query, head) pair of one KV head, that share every load of K and V. Few rows (decode) read the f16
 //! pages directly; many rows (prefill) convert a page once, K transposed, so that lanes are positions and no horizontal sum is needed.
 
-mod kernel;
-mod rows;
+mod page;
+pub(crate) mod rows;
 mod schedule;
 mod scratch;
+pub(crate) mod stages;
+pub(crate) mod work;
 
-pub(crate) use kernel::{State, Work, attend, merge};
-pub(crate) use schedule::Tile;
 pub use scratch::{AttentionScratch, AttentionShape};
 
 use crate::isa::Kernels;

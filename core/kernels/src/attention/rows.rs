@@ -8,16 +8,19 @@ use crate::math::{LANES, Lanes, load_part_f16};
 
 /// The rows of one KV head in one page.
 pub(super) trait Rows: Copy {
-    /// Values `16 chunk ..` of the row of `token`, zeros beyond its end.
+    /// Values `16 chunk ..` of the row of `token`.
     ///
     /// # Safety
-    /// `token < PAGE_TOKENS` and `chunk < dim.div_ceil(16)` for the row length `dim` that the reader was made with.
+    /// `token < PAGE_TOKENS` and `chunk < self.whole_chunks()`.
     unsafe fn load<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V;
+
+    /// Chunks of sixteen values that a row has in full.
+    fn whole_chunks(self) -> usize;
 }
 
 /// Half precision, as it lies in the page.
 #[derive(Clone, Copy)]
-pub(super) struct F16Rows<'a> {
+pub(crate) struct F16Rows<'a> {
     data: &'a [u16],
     dim: usize,
 }
@@ -27,19 +30,32 @@ impl<'a> F16Rows<'a> {
         assert_eq!(data.len(), PAGE_TOKENS * dim, "rows of a page");
         F16Rows { data, dim }
     }
+
+    pub(super) fn data(self) -> &'a [u16] {
+        self.data
+    }
+
+    /// Values `16 chunk ..` of a row, zeros beyond its end.
+    #[inline(always)]
+    pub(super) fn load_padded<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
+        let row = &self.data[token * self.dim..(token + 1) * self.dim];
+        match row[chunk * LANES..].first_chunk() {
+            Some(values) => s.load_f16(values),
+            None => load_part_f16(s, &row[chunk * LANES..]),
+        }
+    }
 }
 
 impl Rows for F16Rows<'_> {
     #[inline(always)]
     unsafe fn load<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
-        let at = token * self.dim + chunk * LANES;
-        if (chunk + 1) * LANES <= self.dim {
-            // SAFETY: the row of `token` lies in `data` (checked in `new`), and these 16 values lie in the row.
-            let values = unsafe { &*self.data.as_ptr().add(at).cast::<[u16; LANES]>() };
-            s.load_f16(values)
-        } else {
-            load_part_f16(s, &self.data[at..(token + 1) * self.dim])
-        }
+        // SAFETY: `data` has PAGE_TOKENS rows of `dim` (checked in `new`), and the sixteen values lie in the row of `token`.
+        s.load_f16(unsafe { &*self.data.as_ptr().add(token * self.dim + chunk * LANES).cast() })
+    }
+
+    #[inline(always)]
+    fn whole_chunks(self) -> usize {
+        self.dim / LANES
     }
 }
 
@@ -53,7 +69,6 @@ pub(super) struct F32Rows<'a> {
 impl<'a> F32Rows<'a> {
     pub(super) fn new(data: &'a [f32], stride: usize) -> Self {
         assert_eq!(data.len(), PAGE_TOKENS * stride, "rows of a page");
-        assert!(stride.is_multiple_of(LANES), "padded rows");
         F32Rows { data, stride }
     }
 }
@@ -61,9 +76,12 @@ impl<'a> F32Rows<'a> {
 impl Rows for F32Rows<'_> {
     #[inline(always)]
     unsafe fn load<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
-        // SAFETY: the row of `token` lies in `data` and is whole vectors (checked in `new`).
-        let values =
-            unsafe { &*self.data.as_ptr().add(token * self.stride + chunk * LANES).cast::<[f32; LANES]>() };
-        s.load(values)
+        // SAFETY: as for `F16Rows`.
+        s.load(unsafe { &*self.data.as_ptr().add(token * self.stride + chunk * LANES).cast() })
+    }
+
+    #[inline(always)]
+    fn whole_chunks(self) -> usize {
+        self.stride / LANES
     }
 }

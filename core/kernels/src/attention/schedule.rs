@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::kernel::{State, Work};
 use super::scratch::{SPLIT_TILES, TILE_ROWS, padded, slot_len};
+use super::work::{State, Work};
 use super::{AttentionJob, AttentionShape, KvPages, PAGE_TOKENS, PART_TOKENS};
 use crate::isa::Kernels;
 use crate::parallel::Parallel;
@@ -214,7 +214,7 @@ impl Kernels {
                 work.load_queries(&tile);
                 merged.clear();
                 for part in tile.parts() {
-                    call!(self, attend(&tile, part, &mut work));
+                    self.attend(&tile, part, &mut work);
                     call!(self, merge(&mut merged, &work.state));
                 }
                 finish(&tile, &mut merged, &mut work.state);
@@ -236,7 +236,7 @@ impl Kernels {
             let slot = unsafe { slots.part(slot * slot_len, slot_len) };
             let (mut work, mut merged) = Work::new(&tile, slot);
             work.load_queries(&tile);
-            call!(self, attend(&tile, parts.start + part, &mut work));
+            self.attend(&tile, parts.start + part, &mut work);
             let partial = |part: usize| {
                 let at = (index * most_parts + part) * state_len;
                 // SAFETY: a partial result belongs to the task of its partition until that task has counted itself off, and then to

@@ -45,10 +45,13 @@ impl Noise {
     }
 }
 
+/// Pages in a chunk of the test cache.
+const CHUNK_PAGES: usize = 3;
+
 /// A cache of `tokens` positions, pages in scattered order, everything not written NaN.
 struct Cache {
     shape: AttentionShape,
-    arena: Vec<u16>,
+    chunks: Vec<Box<[u16]>>,
     table: Vec<u32>,
     q: Vec<f32>,
     sinks: Vec<f32>,
@@ -61,12 +64,19 @@ struct Cache {
     v: Vec<f32>,
 }
 
+fn page_mut(chunks: &mut [Box<[u16]>], page: u32, page_len: usize) -> &mut [u16] {
+    let page = page as usize;
+    &mut chunks[page / CHUNK_PAGES][page % CHUNK_PAGES * page_len..][..page_len]
+}
+
 impl Cache {
     fn new(shape: AttentionShape, tokens: usize, seed: u64) -> Self {
         let mut noise = Noise(seed);
         let pages = tokens.div_ceil(PAGE_TOKENS);
         let page_len = shape.page_len();
-        let mut arena = vec![0x7e00; (pages + 1) * page_len];
+        let chunks = (pages + 1).div_ceil(CHUNK_PAGES);
+        let mut chunks: Vec<_> =
+            (0..chunks).map(|_| vec![0x7e00; CHUNK_PAGES * page_len].into_boxed_slice()).collect();
         let table: Vec<u32> = (0..pages as u32).rev().map(|p| p + 1).collect();
         let k = noise.vec(tokens * shape.kv_heads * shape.k_dim);
         let v = noise.vec(tokens * shape.kv_heads * shape.v_dim);
@@ -76,7 +86,7 @@ impl Cache {
             .zip(v.chunks_exact(shape.kv_heads * shape.v_dim))
             .enumerate()
         {
-            let page = &mut arena[table[t / PAGE_TOKENS] as usize * page_len..][..page_len];
+            let page = page_mut(&mut chunks, table[t / PAGE_TOKENS], page_len);
             kernels.write_kv(&shape, page, t % PAGE_TOKENS, k, v);
         }
         let mut q = noise.vec(tokens * shape.heads * shape.k_dim);
@@ -85,7 +95,7 @@ impl Cache {
         let scale = 1.0 / (shape.k_dim as f32).sqrt();
         Cache {
             shape,
-            arena,
+            chunks,
             table,
             q,
             sinks,
@@ -101,7 +111,8 @@ impl Cache {
 
     fn kv(&self) -> KvPages<'_> {
         KvPages {
-            arena: &self.arena,
+            chunks: &self.chunks,
+            chunk_pages: CHUNK_PAGES,
             page_len: self.shape.page_len(),
             table: &self.table,
             first_token: self.first_token,
@@ -299,9 +310,9 @@ fn what_lies_outside_the_window_is_never_read_into_the_result() {
     let before = cache.run(Kernels::detect(), &Serial, 190, 10, false);
     // Positions below 151 are out of every window: poison them, and give their pages up.
     for t in 0..151 {
-        let page = cache.table[t / PAGE_TOKENS] as usize * s.page_len();
-        cache.arena[page + s.key_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
-        cache.arena[page + s.value_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
+        let page = page_mut(&mut cache.chunks, cache.table[t / PAGE_TOKENS], s.page_len());
+        page[s.key_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
+        page[s.value_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
     }
     cache.table[..4].fill(u32::MAX);
     cache.first_token = 151;

@@ -135,6 +135,11 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn prefetch<T>(self, p: *const T) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     fn sum(self, v: V) -> f32 {
         // SAFETY: `self` proves AVX2.
         unsafe {

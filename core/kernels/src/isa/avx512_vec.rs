@@ -100,6 +100,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0 }
     }
     #[inline(always)]
+    fn prefetch<T>(self, p: *const T) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     fn sum(self, v: __m512) -> f32 {
         // SAFETY: `self` proves AVX-512 (DQ for the 256-bit extract).
         unsafe {

@@ -50,6 +50,12 @@ pub(crate) trait Lanes: Arith + Send + Sync + 'static {
     fn swap_pairs(self, v: Self::V) -> Self::V;
     fn any_gt(self, a: Self::V, b: Self::V) -> bool;
 
+    /// A hint that the cache line at `p` is read soon. Any address is allowed.
+    #[inline(always)]
+    fn prefetch<T>(self, p: *const T) {
+        let _ = p;
+    }
+
     /// The fixed tree: `p[i] += p[i + 8]`, `p[i] += p[i + 4]`, `p[i] += p[i + 2]`, `p[0] + p[1]`.
     #[inline(always)]
     fn sum(self, v: Self::V) -> f32 {

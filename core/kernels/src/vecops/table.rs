@@ -29,10 +29,44 @@ macro_rules! vec_ops {
             to_f16: $crate::vecops::half::to_f16 = (x: &[f32], out: &mut [u16]) -> ();
             from_f16: $crate::vecops::half::from_f16 = (x: &[u16], out: &mut [f32]) -> ();
             rope_heads: $crate::rope::rotate::heads = (x: &mut [f32], head_dim: usize, turn: $crate::rope::Turn<'_>) -> ();
-            attend: $crate::attention::attend
-                = (tile: &$crate::attention::Tile<'_>, part: usize, work: &mut $crate::attention::Work<'_>) -> ();
-            merge: $crate::attention::merge
-                = (into: &mut $crate::attention::State<'_>, from: &$crate::attention::State<'_>) -> ();
+            scores_f16: $crate::attention::stages::scores_f16 = (
+                keys: $crate::attention::rows::F16Rows<'_>,
+                slots: &std::ops::Range<usize>,
+                row: usize,
+                block: usize,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            scores_f32: $crate::attention::stages::scores_f32
+                = (row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
+            soften: $crate::attention::stages::soften = (
+                scores: $crate::attention::stages::Scores,
+                slots: &std::ops::Range<usize>,
+                row: usize,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> f32;
+            values_f16: $crate::attention::stages::values_f16 = (
+                values: $crate::attention::rows::F16Rows<'_>,
+                slots: &std::ops::Range<usize>,
+                row: usize,
+                factors: &[f32],
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            values_f32: $crate::attention::stages::values_f32 = (
+                slots: &std::ops::Range<usize>,
+                row: usize,
+                factors: &[f32],
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            convert_f16: $crate::attention::stages::convert_f16 = (
+                keys: $crate::attention::rows::F16Rows<'_>,
+                values: $crate::attention::rows::F16Rows<'_>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            merge: $crate::attention::stages::merge = (
+                into: &mut $crate::attention::work::State<'_>,
+                from: &$crate::attention::work::State<'_>
+            ) -> ();
+            prefetch: $crate::attention::stages::prefetch = (data: &[u16]) -> ();
         }
     };
 }

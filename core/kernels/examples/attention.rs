@@ -1,0 +1,87 @@
+//! Speed of attention on one thread: `cargo run --release -p pannier-kernels --example attention`.
+//!
+//! Prefill is the last 128 queries of a prompt, in GFLOP/s of the two products; decode is one query, in GB/s of K and V read. The best of
+//! many runs counts, so that other work on the machine does not.
+
+use std::time::Instant;
+
+use pannier_kernels::{
+    AttentionJob, AttentionScratch, AttentionShape, Kernels, KvPages, PAGE_TOKENS, Serial,
+};
+
+fn main() {
+    let shapes = [
+        ("SmolLM2-135M", 9, 3, 64),
+        ("Qwen2.5-0.5B", 14, 2, 64),
+        ("Qwen2.5-1.5B", 12, 2, 128),
+        ("Llama-3-8B", 32, 8, 128),
+        ("Gemma-3-270M", 4, 1, 256),
+    ];
+    println!("{:<14} {:<7} {:>6} {:>15} {:>12}", "shape", "isa", "tokens", "prefill GFLOP/s", "decode GB/s");
+    for (name, heads, kv_heads, dim) in shapes {
+        for kernels in Kernels::available().into_iter().skip(1) {
+            for tokens in [128, 1024, 4096] {
+                let (prefill, decode) = measure(kernels, heads, kv_heads, dim, tokens);
+                let isa = format!("{:?}", kernels.isa());
+                println!("{name:<14} {isa:<7} {tokens:>6} {prefill:>15.1} {decode:>12.1}");
+            }
+        }
+    }
+}
+
+fn measure(kernels: &Kernels, heads: usize, kv_heads: usize, dim: usize, tokens: usize) -> (f64, f64) {
+    let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim };
+    // Several layers, so that decode reads from memory as it would in a model.
+    let pages_per_layer = tokens.div_ceil(PAGE_TOKENS);
+    let layers = (64_000_000 / (2 * pages_per_layer * shape.page_len())).clamp(1, 64);
+    let mut state = 1u32;
+    let mut noise = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    let row: Vec<f32> = (0..4099).map(|_| noise()).collect();
+    let mut halves = vec![0u16; row.len()];
+    kernels.to_f16(&row, &mut halves);
+    let pages: Box<[u16]> =
+        halves.iter().copied().cycle().take(layers * pages_per_layer * shape.page_len()).collect();
+    let chunks = [pages];
+    let q: Vec<f32> = (0..tokens * heads * dim).map(|_| noise() * 3.0).collect();
+    let mut out = vec![0.0; q.len()];
+    let mut scratch = AttentionScratch::new(&shape, 1, tokens);
+    let mut run = |layer: usize, first: usize, n: usize| {
+        let table: Vec<u32> = (0..pages_per_layer).map(|p| (layer * pages_per_layer + p) as u32).collect();
+        let start = Instant::now();
+        kernels.attention(
+            &Serial,
+            &mut AttentionJob {
+                q: &q[..n * heads * dim],
+                n,
+                first_pos: first,
+                heads,
+                kv_heads,
+                k_dim: dim,
+                v_dim: dim,
+                kv: KvPages {
+                    chunks: &chunks,
+                    chunk_pages: layers * pages_per_layer,
+                    page_len: shape.page_len(),
+                    table: &table,
+                    first_token: 0,
+                },
+                scale: 1.0 / (dim as f32).sqrt(),
+                soft_cap: None,
+                window: None,
+                sinks: None,
+                scratch: &mut scratch,
+                out: &mut out[..n * heads * dim],
+            },
+        );
+        start.elapsed().as_secs_f64()
+    };
+    let n = tokens.min(128);
+    let prefill = (0..20).map(|i| run(i % layers, tokens - n, n)).fold(f64::MAX, f64::min);
+    let flops = ((tokens * (tokens + 1) - (tokens - n) * (tokens - n + 1)) / 2 * heads * dim * 4) as f64;
+    let decode = (0..300).map(|i| run(i % layers, tokens - 1, 1)).fold(f64::MAX, f64::min);
+    let bytes = (tokens * kv_heads * dim * 4) as f64;
+    (flops / prefill / 1e9, bytes / decode / 1e9)
+}

@@ -1,0 +1,395 @@
+//! The stages of a page: scores, softmax, weighted values. Each is one function per ISA, small enough to keep its loops in registers.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::PAGE_TOKENS;
+use super::rows::{F16Rows, F32Rows, Rows};
+use super::scratch::{ROW_BLOCK, TILE_ROWS};
+use super::work::{State, Work};
+use crate::math::{self, LANES, Lanes};
+use crate::vecops::soft_capped;
+
+/// Hints that `data` is read soon.
+#[inline(always)]
+pub(crate) fn prefetch<S: Lanes>(s: S, data: &[u16]) {
+    for line in data.chunks(32) {
+        s.prefetch(line.as_ptr());
+    }
+}
+
+/// Factor and cap of the scores.
+#[derive(Clone, Copy)]
+pub(crate) struct Scores {
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+}
+
+/// Dot products of up to four rows (`row .. row + block`) with the keys of a page, straight from it. Whole halves of the page are
+/// computed; what lies outside `slots` is not used later.
+#[inline(always)]
+pub(crate) fn scores_f16<S: Lanes>(
+    s: S,
+    keys: F16Rows<'_>,
+    slots: &Range<usize>,
+    row: usize,
+    block: usize,
+    work: &mut Work<'_>,
+) {
+    for half in slots.start / LANES..slots.end.div_ceil(LANES) {
+        match (block, S::WIDE) {
+            (1, true) => scores_half::<S, _, 1, 8>(s, keys, half, row, work),
+            (2, true) => scores_half::<S, _, 2, 8>(s, keys, half, row, work),
+            (3, true) => scores_half::<S, _, 3, 4>(s, keys, half, row, work),
+            (_, true) => scores_half::<S, _, 4, 4>(s, keys, half, row, work),
+            (1, false) => scores_half::<S, _, 1, 4>(s, keys, half, row, work),
+            (2, false) => scores_half::<S, _, 2, 2>(s, keys, half, row, work),
+            (3, false) => scores_half::<S, _, 3, 1>(s, keys, half, row, work),
+            (_, false) => scores_half::<S, _, 4, 1>(s, keys, half, row, work),
+        }
+    }
+}
+
+/// `M` rows with 16 positions, `T` positions at a time: `M * T` sums are in registers.
+#[inline(always)]
+fn scores_half<S: Lanes, K: Rows, const M: usize, const T: usize>(
+    s: S,
+    keys: K,
+    half: usize,
+    row: usize,
+    work: &mut Work<'_>,
+) {
+    let chunks = work.kp / LANES;
+    let q = &work.q[row * work.kp..(row + M) * work.kp];
+    assert!(half < 2 && keys.whole_chunks() >= chunks);
+    let mut sums: [[MaybeUninit<S::V>; LANES]; M] = [[const { MaybeUninit::uninit() }; LANES]; M];
+    for first in (0..LANES).step_by(T) {
+        let mut acc = [[s.splat(0.0); M]; T];
+        for c in 0..chunks {
+            let mut queries = [s.splat(0.0); M];
+            for m in 0..M {
+                // SAFETY: row `m < M` of `q`, chunk `c < chunks`.
+                queries[m] = s.load(unsafe { sixteen(q, m * work.kp + c * LANES) });
+            }
+            for t in 0..T {
+                // SAFETY: a slot of the page, and a whole chunk by the assertion.
+                let k = unsafe { keys.load(s, half * LANES + first + t, c) };
+                for m in 0..M {
+                    acc[t][m] = s.fma(queries[m], k, acc[t][m]);
+                }
+            }
+        }
+        for t in 0..T {
+            for m in 0..M {
+                sums[m][first + t].write(acc[t][m]);
+            }
+        }
+    }
+    for m in 0..M {
+        // SAFETY: T divides 16, so the loop above has written all sixteen.
+        let sums = unsafe { &*sums[m].as_ptr().cast::<[S::V; LANES]>() };
+        s.store(s.sum_each(sums), sixteen_mut(work.p, (row + m) * PAGE_TOKENS + half * LANES));
+    }
+}
+
+/// Turns a row's dot products of a page into probabilities relative to the running maximum, and updates maximum and denominator.
+/// Returns the factor by which the weighted sum so far shrinks.
+#[inline(always)]
+pub(crate) fn soften<S: Lanes>(
+    s: S,
+    scores: Scores,
+    slots: &Range<usize>,
+    row: usize,
+    work: &mut Work<'_>,
+) -> f32 {
+    let p = &mut work.p[row * PAGE_TOKENS..(row + 1) * PAGE_TOKENS];
+    let scale = s.splat(scores.scale);
+    let mut v = [s.splat(0.0); 2];
+    for half in 0..2 {
+        v[half] = s.mul(s.load(&*sixteen_mut(p, half * LANES)), scale);
+        if let Some(cap) = scores.soft_cap {
+            v[half] = soft_capped(s, v[half], s.splat(cap), s.splat(1.0 / cap));
+        }
+    }
+    if *slots != (0..PAGE_TOKENS) {
+        // Slots outside hold anything, even NaN: replaced, not multiplied away.
+        let mut masked = [f32::NEG_INFINITY; PAGE_TOKENS];
+        s.store(v[0], sixteen_mut(p, 0));
+        s.store(v[1], sixteen_mut(p, LANES));
+        masked[slots.clone()].copy_from_slice(&p[slots.clone()]);
+        v = [s.load(&*sixteen_mut(&mut masked, 0)), s.load(&*sixteen_mut(&mut masked, LANES))];
+    }
+    let old = work.state.m[row];
+    let new = math::Arith::max(math::Single, old, s.max_lane(s.max(v[0], v[1])));
+    let m = s.splat(new);
+    for half in 0..2 {
+        v[half] = math::exp(s, s.sub(v[half], m));
+        s.store(v[half], sixteen_mut(p, half * LANES));
+    }
+    let sum = s.sum(s.add(v[0], v[1]));
+    // exp(0) is exactly 1, and most pages leave the maximum as it is.
+    let factor = if new == old { 1.0 } else { math::exp(math::Single, old - new) };
+    work.state.m[row] = new;
+    work.state.l[row] = work.state.l[row].mul_add(factor, sum);
+    factor
+}
+
+/// `acc = acc * factor + sum p[t] v[t]` over `slots`, for up to four rows, straight from the page.
+#[inline(always)]
+pub(crate) fn values_f16<S: Lanes>(
+    s: S,
+    values: F16Rows<'_>,
+    slots: &Range<usize>,
+    row: usize,
+    factors: &[f32],
+    work: &mut Work<'_>,
+) {
+    match factors.len() {
+        1 => add_rows::<S, _, 1>(s, values, slots, row, factors, work),
+        2 => add_rows::<S, _, 2>(s, values, slots, row, factors, work),
+        3 => add_rows::<S, _, 3>(s, values, slots, row, factors, work),
+        _ => add_rows::<S, _, 4>(s, values, slots, row, factors, work),
+    }
+}
+
+/// The same for one row or four rows of a tile, from the converted page.
+#[inline(always)]
+pub(crate) fn values_f32<S: Lanes>(
+    s: S,
+    slots: &Range<usize>,
+    row: usize,
+    factors: &[f32],
+    work: &mut Work<'_>,
+) {
+    // The converted values are read while the rest of the working memory is written.
+    let page = std::mem::take(&mut work.values);
+    let values = F32Rows::new(page, work.vp);
+    if factors.len() == ROW_BLOCK {
+        add_rows::<S, _, ROW_BLOCK>(s, values, slots, row, factors, work);
+    } else {
+        for (r, factor) in factors.iter().enumerate() {
+            add_rows::<S, _, 1>(s, values, slots, row + r, &[*factor], work);
+        }
+    }
+    work.values = page;
+}
+
+#[inline(always)]
+fn add_rows<S: Lanes, V: Rows, const M: usize>(
+    s: S,
+    values: V,
+    slots: &Range<usize>,
+    row: usize,
+    factors: &[f32],
+    work: &mut Work<'_>,
+) {
+    let chunks = work.vp / LANES;
+    // Accumulators stay in registers: 32 of sixteen lanes with AVX-512, else 16 of eight.
+    let most = match (S::WIDE, M) {
+        (true, _) | (false, 1) => 4,
+        (false, 2) => 2,
+        _ => 1,
+    };
+    let mut c = 0;
+    while c < chunks {
+        match most.min(chunks - c) {
+            4.. => {
+                add_block::<S, V, M, 4>(s, values, slots, row, c, factors, work);
+                c += 4;
+            }
+            2..4 => {
+                add_block::<S, V, M, 2>(s, values, slots, row, c, factors, work);
+                c += 2;
+            }
+            _ => {
+                add_block::<S, V, M, 1>(s, values, slots, row, c, factors, work);
+                c += 1;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
+    s: S,
+    values: V,
+    slots: &Range<usize>,
+    row: usize,
+    chunk: usize,
+    factors: &[f32],
+    work: &mut Work<'_>,
+) {
+    let vp = work.vp;
+    assert!(slots.end <= PAGE_TOKENS && (chunk + C) * LANES <= vp && chunk + C <= values.whole_chunks());
+    let p = &work.p[row * PAGE_TOKENS..(row + M) * PAGE_TOKENS];
+    let state = &mut work.state.acc[row * vp..(row + M) * vp];
+    let mut acc = [[s.splat(0.0); C]; M];
+    for m in 0..M {
+        for c in 0..C {
+            // SAFETY: row `m < M` of `state`, chunk `chunk + c < vp / 16`.
+            let old = s.load(unsafe { sixteen(state, m * vp + (chunk + c) * LANES) });
+            acc[m][c] = s.mul(old, s.splat(factors[m]));
+        }
+    }
+    for t in slots.clone() {
+        let mut v = [s.splat(0.0); C];
+        for c in 0..C {
+            // SAFETY: `t` is a slot of the page, `chunk + c` a whole chunk by the assertion.
+            v[c] = unsafe { values.load(s, t, chunk + c) };
+        }
+        for m in 0..M {
+            // SAFETY: `p` is M rows of 32, and t < 32.
+            let w = s.splat(unsafe { *p.get_unchecked(m * PAGE_TOKENS + t) });
+            for c in 0..C {
+                acc[m][c] = s.fma(w, v[c], acc[m][c]);
+            }
+        }
+    }
+    for m in 0..M {
+        for c in 0..C {
+            s.store(acc[m][c], sixteen_mut(state, m * vp + (chunk + c) * LANES));
+        }
+    }
+}
+
+/// Converts a page to f32: keys to `[lane][chunk][position]`, so that a vector holds one k of sixteen positions; values row by row.
+#[inline(always)]
+pub(crate) fn convert_f16<S: Lanes>(s: S, keys: F16Rows<'_>, values: F16Rows<'_>, work: &mut Work<'_>) {
+    let chunks = work.kp / LANES;
+    for chunk in 0..chunks {
+        for half in 0..2 {
+            let mut v = [s.splat(0.0); LANES];
+            for t in 0..LANES {
+                v[t] = keys.load_padded(s, half * LANES + t, chunk);
+            }
+            s.transpose(&mut v);
+            for lane in 0..LANES {
+                let at = (lane * chunks + chunk) * PAGE_TOKENS + half * LANES;
+                s.store(v[lane], sixteen_mut(work.keys, at));
+            }
+        }
+    }
+    for t in 0..PAGE_TOKENS {
+        for chunk in 0..work.vp / LANES {
+            let v = values.load_padded(s, t, chunk);
+            s.store(v, sixteen_mut(work.values, t * work.vp + chunk * LANES));
+        }
+    }
+}
+
+/// Dot products of four rows of a tile, from `row` on, with the converted page.
+#[inline(always)]
+pub(crate) fn scores_f32<S: Lanes>(s: S, row: usize, work: &mut Work<'_>) {
+    if S::WIDE {
+        scores_tiled::<S, 2>(s, row, 0, work);
+    } else {
+        scores_tiled::<S, 1>(s, row, 0, work);
+        scores_tiled::<S, 1>(s, row, 1, work);
+    }
+}
+
+/// Sums of four rows over `H` times sixteen positions.
+type Sums<S, const H: usize> = [[<S as math::Arith>::V; H]; ROW_BLOCK];
+
+/// Dot products of four rows with `H` half pages. Lanes are positions, so the sixteen partial sums of the fixed order are sixteen
+/// registers' worth of chains; they are computed in the order in which the tree combines them, so that few are alive at a time.
+#[inline(always)]
+fn scores_tiled<S: Lanes, const H: usize>(s: S, block: usize, half: usize, work: &mut Work<'_>) {
+    let chunks = work.kp / LANES;
+    let q = &work.q[block * work.kp..(block + ROW_BLOCK) * work.kp];
+    let keys = &work.keys[half * LANES..];
+    let even = add_sums(s, quarter(s, q, keys, chunks, 0), quarter(s, q, keys, chunks, 2));
+    let odd = add_sums(s, quarter(s, q, keys, chunks, 1), quarter(s, q, keys, chunks, 3));
+    let sums: Sums<S, H> = add_sums(s, even, odd);
+    for r in 0..ROW_BLOCK {
+        for h in 0..H {
+            s.store(sums[r][h], sixteen_mut(work.p, (block + r) * PAGE_TOKENS + (half + h) * LANES));
+        }
+    }
+}
+
+/// Partial sums `(p[j] + p[j + 8]) + (p[j + 4] + p[j + 12])`.
+#[inline(always)]
+fn quarter<S: Lanes, const H: usize>(s: S, q: &[f32], keys: &[f32], chunks: usize, j: usize) -> Sums<S, H> {
+    let a = add_sums(s, chain(s, q, keys, chunks, j), chain(s, q, keys, chunks, j + 8));
+    let b = add_sums(s, chain(s, q, keys, chunks, j + 4), chain(s, q, keys, chunks, j + 12));
+    add_sums(s, a, b)
+}
+
+#[inline(always)]
+fn add_sums<S: Lanes, const H: usize>(s: S, a: Sums<S, H>, b: Sums<S, H>) -> Sums<S, H> {
+    let mut out = a;
+    for r in 0..ROW_BLOCK {
+        for h in 0..H {
+            out[r][h] = s.add(a[r][h], b[r][h]);
+        }
+    }
+    out
+}
+
+/// Partial sum `p[j]`: k = j, j + 16, j + 32, …
+#[inline(always)]
+fn chain<S: Lanes, const H: usize>(s: S, q: &[f32], keys: &[f32], chunks: usize, j: usize) -> Sums<S, H> {
+    assert!((j + 1) * chunks * ROW_BLOCK <= q.len());
+    assert!(((j + 1) * chunks - 1) * PAGE_TOKENS + H * LANES <= keys.len());
+    let mut acc = [[s.splat(0.0); H]; ROW_BLOCK];
+    for i in j * chunks..(j + 1) * chunks {
+        let mut k = [s.splat(0.0); H];
+        for h in 0..H {
+            // SAFETY: i < (j + 1) * chunks, for which the end is checked above.
+            k[h] = s.load(unsafe { sixteen(keys, i * PAGE_TOKENS + h * LANES) });
+        }
+        for r in 0..ROW_BLOCK {
+            // SAFETY: as above.
+            let w = s.splat(unsafe { *q.get_unchecked(i * ROW_BLOCK + r) });
+            for h in 0..H {
+                acc[r][h] = s.fma(w, k[h], acc[r][h]);
+            }
+        }
+    }
+    acc
+}
+
+/// Merges the partition `from` into the result of all partitions before it. Rows that saw no position of it stay untouched.
+#[inline(always)]
+pub(crate) fn merge<S: Lanes>(s: S, into: &mut State<'_>, from: &State<'_>) {
+    let rows = into.m.len().min(from.m.len());
+    let vp = from.acc.len() / from.m.len();
+    for r in 0..rows.min(TILE_ROWS) {
+        // The largest score contributes exp(0) = 1, so zero means none.
+        if from.l[r] == 0.0 {
+            continue;
+        }
+        let (old, part) = (into.m[r], from.m[r]);
+        let new = math::Arith::max(math::Single, old, part);
+        let (a, b) = (math::exp(math::Single, old - new), math::exp(math::Single, part - new));
+        into.m[r] = new;
+        into.l[r] = into.l[r].mul_add(a, from.l[r] * b);
+        let (a, b) = (s.splat(a), s.splat(b));
+        let (to, _) = into.acc[r * vp..(r + 1) * vp].as_chunks_mut::<LANES>();
+        let (add, _) = from.acc[r * vp..(r + 1) * vp].as_chunks::<LANES>();
+        for (to, add) in to.iter_mut().zip(add) {
+            let v = s.fma(s.load(to), a, s.mul(s.load(add), b));
+            s.store(v, to);
+        }
+    }
+}
+
+/// Sixteen values from `at` on, unchecked: these loads are the innermost loops.
+///
+/// # Safety
+/// `at + 16 <= x.len()`.
+#[inline(always)]
+unsafe fn sixteen(x: &[f32], at: usize) -> &[f32; LANES] {
+    debug_assert!(at + LANES <= x.len());
+    // SAFETY: in bounds by the precondition; an array has the alignment of its elements.
+    unsafe { &*x.as_ptr().add(at).cast() }
+}
+
+/// Sixteen values from `at` on.
+#[inline(always)]
+fn sixteen_mut(x: &mut [f32], at: usize) -> &mut [f32; LANES] {
+    let values = &mut x[at..at + LANES];
+    // SAFETY: the slice is sixteen values long; an array has the alignment of its elements.
+    unsafe { &mut *values.as_mut_ptr().cast() }
+}
