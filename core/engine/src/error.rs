@@ -130,6 +130,14 @@ pub enum Error {
     #[error("cancelled")]
     Cancelled,
 
+    // ---- answering
+    /// No token could be chosen.
+    #[error(transparent)]
+    Sampling(#[from] crate::sampling::SamplingError),
+    /// A session refused or ended a call.
+    #[error(transparent)]
+    Session(#[from] crate::session::SessionError),
+
     // ---- around it
     /// The operating system refused a file operation.
     #[error("cannot {action} {}: {source}", path.display())]

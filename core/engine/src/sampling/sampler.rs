@@ -96,11 +96,31 @@ impl Sampler {
         self.position
     }
 
-    /// The most bytes the buffers of a sampler grow to, for whoever keeps the budget.
+    /// The most bytes that the buffers grow to, for whoever keeps the budget.
     #[must_use]
-    pub fn buffer_bytes(vocab: usize) -> usize {
-        // Adjusted logits, candidates (up to twice the vocabulary for the largest k), ids and f64 probabilities.
-        vocab.saturating_mul(4 + 2 * size_of::<Candidate>() + 4 + 8)
+    pub fn buffer_bytes(&self) -> usize {
+        let (o, vocab) = (&self.options, self.vocab);
+        let adjusted = if self.adjusts() { vocab } else { 0 };
+        // Without top-k, a filter may have to look at everything.
+        let filters = o.top_k > 0 || o.top_p < 1.0 || o.min_p > 0.0;
+        let ranked = match (o.temperature > 0.0 && filters, o.top_k) {
+            (false, _) => o.top_logprobs,
+            (true, 0) => vocab,
+            (true, k) => k.min(vocab).max(o.top_logprobs),
+        };
+        let drawable = match (o.temperature > 0.0, o.top_k) {
+            (false, _) => 1,
+            (true, 0) => vocab,
+            (true, k) => k.min(vocab),
+        };
+        // A vector may grow to twice what it holds; selection also keeps twice the k.
+        let ranked = ranked.saturating_mul(2).max(64).saturating_mul(2 * size_of::<Candidate>());
+        let drawable = drawable.saturating_mul(2 * (4 + 8));
+        adjusted.saturating_mul(4).saturating_add(ranked).saturating_add(drawable)
+    }
+
+    fn adjusts(&self) -> bool {
+        self.options.penalises() || !self.options.logit_bias.is_empty() || !self.hooks.is_empty()
     }
 
     /// Tells the penalties about the prompt. Draws are not affected.
@@ -185,8 +205,8 @@ impl Sampler {
     /// Steps 1 to 7: leaves the distribution in `self.dist`.
     fn fill(&mut self, raw: &[f32], stats: &LogitStats) -> Result<(), SamplingError> {
         self.dist.clear();
+        let adjusts = self.adjusts();
         let o = &self.options;
-        let adjusts = o.penalises() || !o.logit_bias.is_empty() || !self.hooks.is_empty();
         let (logits, best, max) = if adjusts {
             adjust(o, &self.window, &mut self.hooks, raw, &mut self.adjusted)?;
             let (best, max, _) = top_two(&self.adjusted, "after penalties, bias and constraints")?;

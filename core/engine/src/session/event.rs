@@ -1,0 +1,186 @@
+//! What a generation tells while it runs, and what it leaves behind.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::sampling::TokenInfo;
+
+/// One event of a generation. Every generation gives exactly one terminal event, and nothing after it.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum GenerationEvent<'a> {
+    /// The prompt was accepted.
+    Started {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// How many of them need no work because the session has seen them.
+        cached_tokens: usize,
+    },
+    /// A chunk of the prompt was read.
+    Prefill {
+        /// Tokens read so far, without the cached ones.
+        done: usize,
+        /// Tokens to read.
+        total: usize,
+    },
+    /// More of the answer: whole characters only, and nothing that could be the beginning of a stop string.
+    Text {
+        /// The new text; empty only for models without a vocabulary.
+        text: &'a str,
+        /// The tokens since the last `Text` event. Most often one; more when a character took several.
+        tokens: &'a [TokenInfo],
+    },
+    /// Something happened that changes the answer or its cost and that nobody asked for.
+    Notice(Notice),
+    /// Terminal: the answer is complete.
+    Completed(&'a Completion),
+    /// Terminal: the generation failed.
+    Failed {
+        /// Why.
+        error: &'a Error,
+    },
+    /// Terminal: the generation was cancelled, by a [`Canceller`](super::Canceller), by closing, or by a
+    /// [`ControlFlow::Break`](std::ops::ControlFlow::Break) of the event handler.
+    Cancelled {
+        /// What was done until then.
+        stats: &'a GenerationStats,
+    },
+}
+
+impl GenerationEvent<'_> {
+    /// Whether this is the last event of its generation.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Completed(_) | Self::Failed { .. } | Self::Cancelled { .. })
+    }
+}
+
+/// What is never silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// The start of the prompt had been read before, but could not be reused.
+    PrefixNotReused {
+        /// Tokens that are read again.
+        tokens: usize,
+    },
+    /// The answer was cut inside of a character; its first bytes are not part of the text.
+    IncompleteCharacter,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// The model ended it with this token.
+    Stop {
+        /// One of the tokenizer's end-of-generation tokens.
+        eog: u32,
+    },
+    /// A stop string appeared. Neither it nor what follows is part of the text.
+    StopString {
+        /// Its index in [`GenerationOptions::stop`](super::GenerationOptions::stop).
+        index: usize,
+    },
+    /// `max_tokens` were generated.
+    Length,
+    /// The context is full: no position is left for the last token.
+    ContextFull,
+    /// The deadline passed; the text is what there was by then.
+    Deadline,
+}
+
+impl FinishReason {
+    /// The name in reports: `stop`, `stop_string`, `length`, `context_full` or `deadline`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop { .. } => "stop",
+            Self::StopString { .. } => "stop_string",
+            Self::Length => "length",
+            Self::ContextFull => "context_full",
+            Self::Deadline => "deadline",
+        }
+    }
+}
+
+/// A finished answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// All of the text, equal to the texts of the events put together.
+    pub text: String,
+    /// All generated tokens, without the end-of-generation token. Those of a stop string are among them.
+    pub tokens: Vec<TokenInfo>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// The seed that repeats this answer.
+    pub seed: u64,
+    /// What it took.
+    pub stats: GenerationStats,
+}
+
+impl Completion {
+    /// The ids of the generated tokens.
+    pub fn ids(&self) -> impl Iterator<Item = u32> {
+        self.tokens.iter().map(|t| t.id)
+    }
+}
+
+/// What a generation took.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GenerationStats {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt that were reused from the session's cache.
+    pub cached_tokens: usize,
+    /// Tokens drawn, the end-of-generation token included.
+    pub generated_tokens: usize,
+    /// From the call to the first token; waiting for other sessions is included.
+    pub time_to_first_token: Option<Duration>,
+    /// Time in the forward passes of the prompt.
+    pub prefill_time: Duration,
+    /// Time in the forward passes after the first token, with sampling.
+    pub decode_time: Duration,
+    /// From the call to the end.
+    pub total_time: Duration,
+    /// The most anonymous memory the process was seen to have, in bytes. `None` if the system does not tell.
+    pub peak_anon_bytes: Option<u64>,
+}
+
+impl GenerationStats {
+    /// Prompt tokens read per second; 0 if none were.
+    #[must_use]
+    pub fn prefill_tok_s(&self) -> f64 {
+        rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prefill_time)
+    }
+
+    /// Tokens per second after the first one, which belongs to the prompt; 0 if there are none.
+    #[must_use]
+    pub fn decode_tok_s(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode_time)
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // token counts are small
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_leave_out_what_cost_nothing() {
+        let stats = GenerationStats {
+            prompt_tokens: 30,
+            cached_tokens: 10,
+            generated_tokens: 5,
+            prefill_time: Duration::from_secs(2),
+            decode_time: Duration::from_secs(1),
+            ..GenerationStats::default()
+        };
+        assert_eq!((stats.prefill_tok_s(), stats.decode_tok_s()), (10.0, 4.0));
+        assert_eq!(GenerationStats::default().decode_tok_s(), 0.0);
+    }
+}

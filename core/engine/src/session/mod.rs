@@ -1,0 +1,32 @@
+//! What apps see: models, sessions, generations.
+//!
+//! A [`Model`] is shared by its sessions, which take turns, one forward pass at a time and in the order of asking. Each
+//! session keeps what it has read. A generation tells its progress in [`GenerationEvent`]s and ends in exactly one terminal
+//! event. Events are delivered while no lock is held: a slow handler delays its own generation only.
+//!
+//! A [`Session`] continues prompts.
+
+mod clock;
+mod control;
+mod core;
+mod error;
+mod event;
+mod generate;
+mod model;
+mod options;
+mod raw;
+mod spawn;
+mod stop;
+mod text;
+mod turnstile;
+
+pub use clock::{Clock, MonotonicClock};
+pub use control::Canceller;
+pub use core::Sink;
+pub use error::SessionError;
+pub use event::{Completion, FinishReason, GenerationEvent, GenerationStats, Notice};
+pub use model::{Model, ModelParts};
+pub use options::{GenerationOptions, Prompt};
+pub use raw::Session;
+pub use spawn::GenerationHandle;
+pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};

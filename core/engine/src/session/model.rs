@@ -1,0 +1,165 @@
+//! A loaded model that sessions share.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use pannier_tokenizer::{EncodeOptions, Tokenizer};
+
+use super::core::SessionCore;
+use super::turnstile::Turnstile;
+use super::{Clock, MonotonicClock, Session, SessionError};
+use crate::memory::{Accountant, MemoryProbe, SystemMemory};
+use crate::model::Forward;
+use crate::{Error, Result};
+
+/// What a model is made of. [`ModelParts::new`] fills in what most callers want.
+pub struct ModelParts<F> {
+    /// Runs the forward passes.
+    pub forward: F,
+    /// The vocabulary, or why there is none.
+    pub tokenizer: Result<Arc<Tokenizer>, String>,
+    /// The most prompt tokens per forward pass. Other sessions wait for at most one pass.
+    pub prefill_chunk: usize,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// The memory of the process.
+    pub memory: Arc<dyn MemoryProbe>,
+    /// Who keeps the budget.
+    pub accountant: Accountant,
+}
+
+impl<F: Forward> ModelParts<F> {
+    /// A model without a vocabulary, on the system's clock, without a budget.
+    #[must_use]
+    pub fn new(forward: F) -> Self {
+        Self {
+            forward,
+            tokenizer: Err("the file has none".to_owned()),
+            prefill_chunk: 512,
+            clock: Arc::new(MonotonicClock::default()),
+            memory: Arc::new(SystemMemory),
+            accountant: Accountant::new(None),
+        }
+    }
+}
+
+/// A loaded model. Sessions take turns, pass by pass, in the order in which they ask.
+///
+/// Closing and dropping never wait: a generation that is under way notices within one layer's work, and the last user frees
+/// the memory.
+pub struct Model<F: Forward> {
+    pub(super) forward: Turnstile<F>,
+    pub(super) tokenizer: Result<Arc<Tokenizer>, String>,
+    pub(super) vocab: usize,
+    pub(super) context: usize,
+    pub(super) prefill_chunk: usize,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) memory: Arc<dyn MemoryProbe>,
+    pub(super) accountant: Accountant,
+    sessions: Mutex<Vec<Weak<SessionCore<F>>>>,
+}
+
+impl<F: Forward> Model<F> {
+    /// Puts a model together.
+    #[must_use]
+    pub fn from_parts(parts: ModelParts<F>) -> Arc<Self> {
+        Arc::new(Self {
+            vocab: parts.forward.vocab(),
+            context: parts.forward.context(),
+            forward: Turnstile::new(parts.forward),
+            tokenizer: parts.tokenizer,
+            prefill_chunk: parts.prefill_chunk.max(1),
+            clock: parts.clock,
+            memory: parts.memory,
+            accountant: parts.accountant,
+            sessions: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Number of token ids.
+    #[must_use]
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// The most tokens of a sequence, prompt and answer together.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The vocabulary.
+    ///
+    /// # Errors
+    /// [`SessionError::NoVocabulary`] if the model runs on ids only.
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
+        self.tokenizer
+            .as_ref()
+            .map_err(|reason| SessionError::NoVocabulary { what: "text", reason: reason.clone() }.into())
+    }
+
+    /// Who keeps the budget.
+    #[must_use]
+    pub fn accountant(&self) -> &Accountant {
+        &self.accountant
+    }
+
+    /// A session for raw completions.
+    #[must_use]
+    pub fn session(self: &Arc<Self>) -> Session<F> {
+        Session::new(self.new_core())
+    }
+
+    pub(super) fn new_core(self: &Arc<Self>) -> Arc<SessionCore<F>> {
+        let core = Arc::new(SessionCore::new(Arc::clone(self)));
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|s| s.strong_count() > 0);
+        sessions.push(Arc::downgrade(&core));
+        core
+    }
+
+    /// Text to prompt tokens: special tokens are recognised. `add_special` adds BOS if the model wants it.
+    pub(super) fn encode_prompt(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let tokenizer = self.tokenizer()?;
+        let mut tokens = tokenizer.encode(text, EncodeOptions { add_special, parse_special: true });
+        // A prompt is continued; an end-of-sequence token behind it would end it.
+        if add_special && tokenizer.add_eos() && tokens.last().is_some_and(|t| tokenizer.is_eog(*t)) {
+            tokens.pop();
+        }
+        Ok(tokens)
+    }
+
+    /// Cancels all generations, frees what is idle at once and the rest as soon as it is let go. Idempotent, never blocks.
+    /// Later calls to the model's sessions give [`SessionError::Closed`].
+    pub fn close(&self) {
+        let sessions = std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner));
+        self.forward.close();
+        for session in sessions.iter().filter_map(Weak::upgrade) {
+            session.close();
+        }
+    }
+
+    /// Whether [`close`](Self::close) was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.forward.is_closed()
+    }
+}
+
+impl<F: Forward> std::fmt::Debug for Model<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model")
+            .field("vocab", &self.vocab)
+            .field("context", &self.context)
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<super::turnstile::Refused> for Error {
+    fn from(refused: super::turnstile::Refused) -> Self {
+        match refused {
+            super::turnstile::Refused::Stopped => Self::Cancelled,
+            super::turnstile::Refused::Closed => SessionError::Closed { what: "model" }.into(),
+        }
+    }
+}
