@@ -15,6 +15,7 @@
 //! the caller does not return before each claimed task is done. A thread that slept through any number of jobs in between
 //! claims from the current one or fails.
 
+use crate::Parallel;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -163,6 +164,35 @@ impl FanOut {
     }
 }
 
+/// Cuts `data` into pieces of `len` values (the last may be shorter) and calls `job(index, piece)` for each, in parallel.
+pub fn for_each_piece(
+    par: &dyn Parallel,
+    data: &mut [f32],
+    len: usize,
+    job: &(dyn Fn(usize, &mut [f32]) + Sync),
+) {
+    struct Base(*mut f32);
+    // SAFETY: tasks make slices of disjoint parts only.
+    unsafe impl Sync for Base {}
+    impl Base {
+        /// # Safety
+        /// `at` is inside the allocation.
+        unsafe fn at(&self, at: usize) -> *mut f32 {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.add(at) }
+        }
+    }
+    let (total, len) = (data.len(), len.max(1));
+    let base = Base(data.as_mut_ptr());
+    par.run(total.div_ceil(len), &|index| {
+        let start = index * len;
+        // SAFETY: `start < total` since `index < ceil(total / len)`, and the piece ends at `total` at the latest. Pieces of
+        // different indices do not overlap, each index is run once, and `data` is borrowed exclusively until `run` returns.
+        let piece = unsafe { std::slice::from_raw_parts_mut(base.at(start), len.min(total - start)) };
+        job(index, piece);
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,6 +266,18 @@ mod tests {
                 assert_eq!(sum.into_inner(), 28);
             }
         });
+    }
+
+    #[test]
+    fn pieces_cover_the_data_once() {
+        for (total, len) in [(0, 3), (1, 3), (9, 3), (10, 3), (5, 100), (4, 0)] {
+            let mut data = vec![0.0; total];
+            for_each_piece(&crate::Serial, &mut data, len, &|index, piece| {
+                piece.iter_mut().for_each(|value| *value += 1.0 + index as f32);
+            });
+            let wanted: Vec<f32> = (0..total).map(|i| 1.0 + (i / len.max(1)) as f32).collect();
+            assert_eq!(data, wanted);
+        }
     }
 
     #[test]

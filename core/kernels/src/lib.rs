@@ -20,7 +20,7 @@ mod vecops;
 
 pub use attention::{AttentionJob, AttentionScratch, AttentionShape, KvPages, PAGE_TOKENS};
 pub use act::{Activations, Need};
-pub use fanout::{FanOut, Hooks};
+pub use fanout::{FanOut, Hooks, for_each_piece};
 pub use formats::{Format, format, formats};
 pub use isa::{Isa, Kernels};
 pub use matmul::{Job, Precision};
