@@ -192,6 +192,19 @@ impl Tokenizer {
         out
     }
 
+    /// Encodes what a chat template rendered: control tokens are read, and BOS is added only if the template did not
+    /// write it. (Many do, and a second BOS makes answers worse.)
+    pub fn encode_rendered(&self, prompt: &str) -> Vec<u32> {
+        let mut ids = self.encode(prompt, EncodeOptions { add_special: false, parse_special: true });
+        if self.add_bos
+            && let Some(bos) = self.vocab.special.bos
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        ids
+    }
+
     /// Decodes `ids`. Bytes that are not UTF-8 become U+FFFD; ids out of range stand for nothing.
     pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> String {
         let mut decoder = StreamDecoder::new(self, options);

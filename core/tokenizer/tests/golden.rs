@@ -1,5 +1,7 @@
 //! Ids equal to the reference engine's, for the real models.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use common::{MODELS, data, ids, json, tokenizer};
@@ -95,4 +97,16 @@ fn the_models_tokens_with_a_role_are_known() {
                 .is_eog(tokenizer.encode("a", EncodeOptions { add_special: false, parse_special: true })[0])
         );
     }
+}
+
+#[test]
+fn rendered_prompts_get_one_bos() {
+    let gemma = tokenizer("gemma-3-270m-q4_k_m");
+    let bos = gemma.special_tokens().bos.unwrap();
+    for prompt in ["<bos><start_of_turn>user\n", "<start_of_turn>user\n", ""] {
+        let ids = gemma.encode_rendered(prompt);
+        assert_eq!(ids.iter().filter(|id| **id == bos).count(), 1, "{prompt:?}");
+        assert_eq!(ids[0], bos);
+    }
+    assert!(tokenizer("qwen2.5-coder-0.5b").encode_rendered("").is_empty());
 }
