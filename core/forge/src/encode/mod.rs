@@ -143,6 +143,16 @@ impl Encoder {
         importance: Option<&Importance>,
         out: &mut [u8],
     ) -> Result<(), EncodeError> {
+        self.encode_weighted(row, importance.map(Importance::weights), out)
+    }
+
+    /// [`Encoder::encode_row`] for a run of blocks with one importance (as [`Importance`] makes them) per weight.
+    pub(crate) fn encode_weighted(
+        &self,
+        row: &[f32],
+        importance: Option<&[f32]>,
+        out: &mut [u8],
+    ) -> Result<(), EncodeError> {
         let ty = self.ty;
         let block = ty.block_elements() as usize;
         if !row.len().is_multiple_of(block) {
@@ -153,7 +163,6 @@ impl Encoder {
         if out.len() != needed {
             return Err(EncodeError::OutputSize { needed, available: out.len(), ty });
         }
-        let importance = importance.map(Importance::weights);
         if let Some(importance) = importance.filter(|importance| importance.len() != row.len()) {
             return Err(EncodeError::ImportanceSize { row: row.len(), importance: importance.len() });
         }

@@ -1,0 +1,337 @@
+//! Writes a GGUF file piece by piece, in parallel, so that it is there whole or not at all, and can be continued.
+//!
+//! ```text
+//! NAME.part        header, then every tensor at its final place
+//! NAME.part.state  one line per finished piece: its number and the hash of its bytes
+//! ```
+//! The plan (header, pieces) follows from the input and the options alone, so a rerun with the same fingerprint makes the same
+//! plan, keeps the pieces whose bytes still have the recorded hash, and makes the others. When all are there, the part file is
+//! synced, opened as a model, read back, compared with the hashes, and renamed.
+
+use crate::positional::{read_at, write_at};
+use crate::{Error, Progress, Result};
+use pannier_gguf::{GgmlType, Gguf, Metadata, Writer};
+use rayon::prelude::*;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Elements per piece: a multiple of every block size. Input, decoded and encoded piece together are under 4 MiB per thread.
+const PIECE: u64 = 1 << 18;
+
+/// One tensor of the output.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub name: String,
+    pub dims: Vec<u64>,
+    pub ty: GgmlType,
+}
+
+/// A run of elements of one tensor. Starts and ends at a block of the output (and of any input) type.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    /// Index into the targets.
+    pub tensor: usize,
+    /// First element, in the order of the file.
+    pub first: u64,
+    /// Elements.
+    pub count: usize,
+    offset: u64,
+    bytes: usize,
+}
+
+/// Where bytes go. A trait, so that tests can let a disk be full.
+pub(crate) trait Medium: Sync {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+}
+
+impl Medium for File {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        read_at(self, bytes, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        write_at(self, bytes, offset)
+    }
+}
+
+/// What to write, and how.
+pub(crate) struct Assembly<'a> {
+    pub path: &'a Path,
+    pub metadata: Metadata,
+    pub targets: Vec<Target>,
+    /// Identifies the input and the options; a part file with another one is started afresh.
+    pub fingerprint: u64,
+    /// 0: one per core.
+    pub threads: usize,
+    pub progress: &'a dyn Progress,
+}
+
+struct Layout {
+    header: Vec<u8>,
+    offsets: Vec<u64>,
+    pieces: Vec<Piece>,
+    bytes: u64,
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+/// The part file of an output.
+pub(crate) fn part_path(path: &Path) -> PathBuf {
+    with_suffix(path, ".part")
+}
+
+impl Assembly<'_> {
+    /// Makes the file; `produce` fills the bytes of one piece. Gives the size of the file.
+    pub fn run(self, produce: impl Fn(&Piece, &mut [u8]) -> Result<()> + Sync) -> Result<u64> {
+        self.run_on(produce, |file| file)
+    }
+
+    /// `wrap` puts a test's medium around the part file.
+    pub fn run_on<M: Medium>(
+        self,
+        produce: impl Fn(&Piece, &mut [u8]) -> Result<()> + Sync,
+        wrap: impl FnOnce(File) -> M,
+    ) -> Result<u64> {
+        let layout = self.layout()?;
+        let part_path = part_path(self.path);
+        let part = PartFile::open(&part_path, self.fingerprint ^ xxh3_64(&layout.header), layout.bytes)?;
+        let medium = wrap(part.file.try_clone().map_err(Error::io("open the part file", &part_path))?);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(self.threads)
+            .build()
+            .map_err(|error| Error::Threads { threads: self.threads, why: error.to_string() })?;
+        let write_failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Error::DiskFull {
+                    path: self.path.to_path_buf(),
+                    part: part_path.clone(),
+                    needed: layout.bytes,
+                }
+            }
+            _ => Error::io("write", &part_path)(source),
+        };
+        medium.write_at(&layout.header, 0).map_err(write_failed)?;
+        let done = AtomicU64::new(layout.header.len() as u64);
+        let hashes = pool.install(|| {
+            layout
+                .pieces
+                .par_iter()
+                .enumerate()
+                .with_max_len(1)
+                .map_init(Vec::new, |buffer: &mut Vec<u8>, (index, piece)| {
+                    if self.progress.cancelled() {
+                        return Err(Error::Cancelled);
+                    }
+                    buffer.resize(piece.bytes, 0);
+                    let kept = part.hash_of(index).filter(|hash| {
+                        medium.read_at(buffer, piece.offset).is_ok() && xxh3_64(buffer) == *hash
+                    });
+                    let hash = match kept {
+                        Some(hash) => hash,
+                        None => {
+                            produce(piece, buffer)?;
+                            medium.write_at(buffer, piece.offset).map_err(write_failed)?;
+                            let hash = xxh3_64(buffer);
+                            part.record(index, hash).map_err(write_failed)?;
+                            hash
+                        }
+                    };
+                    let before = done.fetch_add(piece.bytes as u64, Ordering::Relaxed);
+                    let name = self.targets.get(piece.tensor).map_or("", |target| target.name.as_str());
+                    self.progress.step(before + piece.bytes as u64, layout.bytes, name);
+                    Ok(hash)
+                })
+                .collect::<Result<Vec<u64>>>()
+        })?;
+        // Space that `set_len` promised is only found missing here, on some file systems.
+        part.file.sync_all().map_err(write_failed)?;
+        self.verify(&layout, &hashes, &medium, &part_path, &pool)?;
+        drop(medium);
+        part.rename_to(self.path)?;
+        Ok(layout.bytes)
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        let mut writer = Writer::with_metadata(self.metadata.clone());
+        let alignment = u64::from(self.metadata.opt_u32("general.alignment")?.unwrap_or(32)).max(1);
+        for target in &self.targets {
+            writer.tensor(target.name.clone(), &target.dims, target.ty)?;
+        }
+        let mut header = Vec::new();
+        writer.begin(&mut header)?;
+        let too_large = |target: &Target| pannier_gguf::Error::TensorTooLarge {
+            name: target.name.clone(),
+            dims: target.dims.clone(),
+        };
+        let mut layout =
+            Layout { offsets: Vec::new(), pieces: Vec::new(), bytes: header.len() as u64, header };
+        for (tensor, target) in self.targets.iter().enumerate() {
+            let elements = target.dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
+            let elements = elements.ok_or_else(|| too_large(target))?;
+            let (block, block_bytes) = (target.ty.block_elements(), target.ty.block_bytes());
+            let offset = layout.bytes;
+            layout.offsets.push(offset);
+            let mut first = 0;
+            while first < elements {
+                let count = PIECE.min(elements - first);
+                // The declaration above was accepted, so a tensor's bytes fit u64, and a piece is small.
+                layout.pieces.push(Piece {
+                    tensor,
+                    first,
+                    count: count as usize,
+                    offset: offset + first / block * block_bytes,
+                    bytes: (count / block * block_bytes) as usize,
+                });
+                first += count;
+            }
+            layout.bytes = (elements / block)
+                .checked_mul(block_bytes)
+                .and_then(|bytes| offset.checked_add(bytes))
+                .and_then(|end| end.checked_next_multiple_of(alignment))
+                .ok_or_else(|| too_large(target))?;
+        }
+        Ok(layout)
+    }
+
+    /// Reads the finished part file back: as a model, and every byte against its hash.
+    fn verify<M: Medium>(
+        &self,
+        layout: &Layout,
+        hashes: &[u64],
+        medium: &M,
+        part: &Path,
+        pool: &rayon::ThreadPool,
+    ) -> Result<()> {
+        let differs =
+            |tensor: &str| Error::Verification { path: part.to_path_buf(), tensor: tensor.to_owned() };
+        let model = Gguf::open(part)?;
+        for (target, offset) in self.targets.iter().zip(&layout.offsets) {
+            let same = model.tensor(&target.name).is_some_and(|found| {
+                found.ty == target.ty && found.dims == target.dims && found.offset == *offset
+            });
+            if !same {
+                return Err(differs(&target.name));
+            }
+        }
+        pool.install(|| {
+            layout.pieces.par_iter().zip(hashes).with_max_len(1).try_for_each_init(
+                Vec::new,
+                |buffer: &mut Vec<u8>, (piece, hash)| {
+                    if self.progress.cancelled() {
+                        return Err(Error::Cancelled);
+                    }
+                    buffer.resize(piece.bytes, 0);
+                    medium.read_at(buffer, piece.offset).map_err(Error::io("read back", part))?;
+                    if xxh3_64(buffer) == *hash {
+                        return Ok(());
+                    }
+                    Err(differs(self.targets.get(piece.tensor).map_or("", |target| target.name.as_str())))
+                },
+            )
+        })
+    }
+}
+
+/// The part file and what is known about it.
+struct PartFile {
+    file: File,
+    path: PathBuf,
+    state_path: PathBuf,
+    state: Mutex<File>,
+    /// Hashes of the pieces that an earlier run finished.
+    finished: std::collections::HashMap<usize, u64>,
+}
+
+const STATE: &str = "pannier part 1";
+
+impl PartFile {
+    fn open(path: &Path, fingerprint: u64, bytes: u64) -> Result<PartFile> {
+        let state_path = with_suffix(path, ".state");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(Error::io("create the part file", path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => return Err(Error::Busy { part: path.to_path_buf() }),
+            // A file system without locks: two writers would disturb each other, and the verification would say so.
+            Err(std::fs::TryLockError::Error(_)) => {}
+        }
+        let header = format!("{STATE} {fingerprint:016x} {bytes}");
+        let finished = read_state(&state_path, &header);
+        let mut state = OpenOptions::new();
+        state.create(true);
+        let mut state =
+            if finished.is_some() { state.append(true) } else { state.write(true).truncate(true) }
+                .open(&state_path)
+                .map_err(Error::io("create the state file", &state_path))?;
+        // In case the last line was cut: an empty line costs nothing.
+        let start = if finished.is_some() { "\n".to_owned() } else { format!("{header}\n") };
+        state.write_all(start.as_bytes()).map_err(Error::io("write the state file", &state_path))?;
+        if finished.is_none() {
+            file.set_len(0).map_err(Error::io("empty the part file", path))?;
+        }
+        file.set_len(bytes).map_err(Error::io("size the part file", path))?;
+        Ok(PartFile {
+            file,
+            path: path.to_path_buf(),
+            state_path,
+            state: Mutex::new(state),
+            finished: finished.unwrap_or_default(),
+        })
+    }
+
+    fn hash_of(&self, piece: usize) -> Option<u64> {
+        self.finished.get(&piece).copied()
+    }
+
+    fn record(&self, piece: usize, hash: u64) -> io::Result<()> {
+        let line = format!("{piece} {hash:016x}\n");
+        // Poisoned only if a write panicked; the line may be cut then, which reading tolerates.
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.write_all(line.as_bytes())
+    }
+
+    fn rename_to(self, path: &Path) -> Result<()> {
+        std::fs::rename(&self.path, path).map_err(Error::io("rename the part file", &self.path))?;
+        // The new name is durable once its folder is; where folders cannot be synced, the data already is.
+        #[cfg(unix)]
+        if let Some(folder) = path.parent() {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            File::open(folder).and_then(|folder| folder.sync_all()).ok();
+        }
+        // Without its part file the state is only litter: not being able to remove it is no failure.
+        std::fs::remove_file(&self.state_path).ok();
+        Ok(())
+    }
+}
+
+/// The pieces recorded by a run with the same header; `None` if there was none.
+fn read_state(path: &Path, header: &str) -> Option<std::collections::HashMap<usize, u64>> {
+    let mut lines = BufReader::new(File::open(path).ok()?).lines();
+    if lines.next()?.ok()? != header {
+        return None;
+    }
+    // A line that does not parse is one that was cut when the process died: its piece is made again.
+    let parse = |line: String| -> Option<(usize, u64)> {
+        let (piece, hash) = line.split_once(' ')?;
+        (hash.len() == 16).then_some(())?;
+        Some((piece.parse().ok()?, u64::from_str_radix(hash, 16).ok()?))
+    };
+    Some(lines.map_while(io::Result::ok).filter_map(parse).collect())
+}
+
+#[cfg(test)]
+mod tests;

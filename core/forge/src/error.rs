@@ -1,0 +1,144 @@
+//! What can go wrong in offline work on models.
+
+use crate::encode::EncodeError;
+use pannier_gguf::GgmlType;
+use std::path::{Path, PathBuf};
+
+/// The result of this crate's calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What is wrong, where, and the limit.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The input, or the file just written, is not a valid GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] pannier_gguf::Error),
+    /// The operating system refused.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// No room for the output. What was written stays in the part file; a rerun continues there.
+    #[error(
+        "{}: the disk is full, the file needs {needed} bytes; make room and run again to continue, or delete {}",
+        path.display(), part.display()
+    )]
+    DiskFull {
+        /// The final name, where nothing was written.
+        path: PathBuf,
+        /// The part file.
+        part: PathBuf,
+        /// The size of the complete file.
+        needed: u64,
+    },
+    /// Another process writes the same output.
+    #[error("{}: another process is writing this file", part.display())]
+    Busy {
+        /// The part file.
+        part: PathBuf,
+    },
+    /// The caller asked to stop. What was written stays in the part file; a rerun continues there.
+    #[error("cancelled")]
+    Cancelled,
+    /// The finished file does not read back as it was written.
+    #[error("{}: tensor {tensor:?} does not read back as written; is the disk failing?", path.display())]
+    Verification {
+        /// The part file.
+        path: PathBuf,
+        /// The first tensor that differs.
+        tensor: String,
+    },
+    /// A weight cannot be encoded.
+    #[error("tensor {tensor:?}, row {row}, column {column}: {fault}")]
+    Weight {
+        /// The tensor.
+        tensor: String,
+        /// Counted over all its matrices.
+        row: u64,
+        /// The column.
+        column: u64,
+        /// What is wrong with it.
+        fault: EncodeError,
+    },
+    /// The input holds a type that cannot be decoded.
+    #[error("tensor {tensor:?} has the type {ty}, which cannot be decoded to requantise it")]
+    CannotDecode {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: GgmlType,
+    },
+    /// A type that we do not write.
+    #[error("cannot write {ty} tensors")]
+    CannotEncode {
+        /// The type.
+        ty: GgmlType,
+    },
+    /// A name that is no target type.
+    #[error("unknown type {name:?}; known are {known}")]
+    UnknownType {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A `PATTERN=TYPE` that is not one.
+    #[error("bad override {given:?}: {why}")]
+    BadOverride {
+        /// The text.
+        given: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The smallest mixture is larger than asked for.
+    #[error("cannot reach {wanted} bytes: the smallest mixture takes {smallest}")]
+    TargetTooSmall {
+        /// The size asked for.
+        wanted: u64,
+        /// The least possible one.
+        smallest: u64,
+    },
+    /// An importance matrix that is broken.
+    #[error("importance matrix {}: {fault}", path.display())]
+    Imatrix {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: crate::imatrix::ImatrixError,
+    },
+    /// An importance matrix made with another model.
+    #[error(
+        "the importance matrix has {found} values for tensor {tensor:?}, which has {columns} columns and {matrices} matrices; \
+         it was made with another model"
+    )]
+    ImatrixShape {
+        /// The tensor.
+        tensor: String,
+        /// Its row length.
+        columns: u64,
+        /// Its experts, or 1.
+        matrices: u64,
+        /// Values in the file.
+        found: usize,
+    },
+    /// A thread pool could not be made.
+    #[error("cannot start {threads} threads: {why}")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// The system's reason.
+        why: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        move |source| Error::Io { action, path: path.to_path_buf(), source }
+    }
+}
