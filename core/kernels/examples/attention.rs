@@ -1,7 +1,8 @@
 //! Speed of attention on one thread: `cargo run --release -p pannier-kernels --example attention`.
 //!
 //! Prefill is the last 128 queries of a prompt, in GFLOP/s of the two products; decode is one query, in GB/s of K and V read. The best of
-//! many runs counts, so that other work on the machine does not.
+//! many runs counts, so that other work on the machine does not. The first argument selects shapes by name, the
+//! second (`prefill` or `decode`) one of the two.
 
 use std::time::Instant;
 
@@ -17,8 +18,9 @@ fn main() {
         ("Llama-3-8B", 32, 8, 128),
         ("Gemma-3-270M", 4, 1, 256),
     ];
+    let wanted = std::env::args().nth(1).unwrap_or_default();
     println!("{:<14} {:<7} {:>6} {:>15} {:>12}", "shape", "isa", "tokens", "prefill GFLOP/s", "decode GB/s");
-    for (name, heads, kv_heads, dim) in shapes {
+    for (name, heads, kv_heads, dim) in shapes.into_iter().filter(|s| s.0.contains(&wanted)) {
         for kernels in Kernels::available().into_iter().skip(1) {
             for tokens in [128, 1024, 4096] {
                 let (prefill, decode) = measure(kernels, heads, kv_heads, dim, tokens);
@@ -79,9 +81,11 @@ fn measure(kernels: &Kernels, heads: usize, kv_heads: usize, dim: usize, tokens:
         start.elapsed().as_secs_f64()
     };
     let n = tokens.min(128);
-    let prefill = (0..20).map(|i| run(i % layers, tokens - n, n)).fold(f64::MAX, f64::min);
+    let only = std::env::args().nth(2).unwrap_or_default();
+    let runs = |name: &str, n: usize| if only.is_empty() || only == name { n } else { 0 };
+    let prefill = (0..runs("prefill", 20)).map(|i| run(i % layers, tokens - n, n)).fold(f64::MAX, f64::min);
     let flops = ((tokens * (tokens + 1) - (tokens - n) * (tokens - n + 1)) / 2 * heads * dim * 4) as f64;
-    let decode = (0..300).map(|i| run(i % layers, tokens - 1, 1)).fold(f64::MAX, f64::min);
+    let decode = (0..runs("decode", 300)).map(|i| run(i % layers, tokens - 1, 1)).fold(f64::MAX, f64::min);
     let bytes = (tokens * kv_heads * dim * 4) as f64;
     (flops / prefill / 1e9, bytes / decode / 1e9)
 }

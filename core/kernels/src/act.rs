@@ -38,8 +38,7 @@ const _: () = assert!(size_of::<QBlock>() == 64);
 #[repr(C, align(32))]
 pub(crate) struct LoBlock(pub [i8; 32]);
 
-const ZERO: QBlock =
-    QBlock { hi: [0; 32], dx: [0.0; 2], bias64: [0; 2], xs: 0.0, xh: [0.0; 2], _pad: 0 };
+const ZERO: QBlock = QBlock { hi: [0; 32], dx: [0.0; 2], bias64: [0; 2], xs: 0.0, xh: [0.0; 2], _pad: 0 };
 
 /// Which forms of the activations the matrices need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,15 +156,7 @@ impl Activations {
     ///
     /// # Panics
     /// If `x` is shorter than that: a bug of the caller.
-    pub fn set(
-        &mut self,
-        k: &Kernels,
-        par: &dyn Parallel,
-        x: &[f32],
-        rows: usize,
-        cols: usize,
-        need: Need,
-    ) {
+    pub fn set(&mut self, k: &Kernels, par: &dyn Parallel, x: &[f32], rows: usize, cols: usize, need: Need) {
         assert!(x.len() >= rows * cols, "{} values are no {rows} rows of {cols}", x.len());
         self.grow(rows, cols, need);
         (self.rows, self.cols, self.have) = (rows, cols, need);
@@ -207,6 +198,11 @@ impl Activations {
         let tasks = rows.div_ceil(per_task);
         let task = |t: usize| (t * per_task..rows.min((t + 1) * per_task)).for_each(one);
         if tasks <= 1 { task(0) } else { par.run(tasks, &task) }
+    }
+
+    /// All rows as f32, and the distance from one to the next.
+    pub(crate) fn float_rows(&self) -> (&[f32], usize) {
+        (&self.float, padded(self.cols))
     }
 
     /// Row `i` as f32, padded with zeros to whole vectors.

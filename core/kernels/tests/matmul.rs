@@ -187,8 +187,7 @@ fn several_jobs_in_one_region() {
         a.set(k, &Serial, &x, 5, 256, Need { f32: true, q8: true, q16: true });
         let bytes: Vec<_> =
             formats().iter().map(|f| random_bytes(f, 40 + f.bytes, 256, Scales::Usual, &mut rng)).collect();
-        let ws: Vec<_> =
-            formats().iter().zip(&bytes).map(|(f, b)| matrix(f, 40 + f.bytes, 256, b)).collect();
+        let ws: Vec<_> = formats().iter().zip(&bytes).map(|(f, b)| matrix(f, 40 + f.bytes, 256, b)).collect();
         let mut ys: Vec<_> = ws.iter().map(|w| vec![0.0; w.rows() * 5]).collect();
         let mut jobs: Vec<_> = ws
             .iter()
@@ -227,7 +226,7 @@ fn any_finite_activation_is_rounded_alike() {
     let f = pannier_kernels::format(8).unwrap();
     let mut rng = Rng(9);
     let bytes = random_bytes(f, 16, 64, Scales::Usual, &mut rng);
-    for scale in [0.0, 1e-45, 1e-38, 1e-31, 0.9e-30, 1.1e-30, 1e-20, 1.0, 1e20, 3e37] {
+    for scale in [0.0, 1e-45, 1e-38, 1e-31, 0.9e-30, 1.1e-30, 1e-20, 1.0, 1e20, 1e30] {
         let x: Vec<f32> = (0..64).map(|_| rng.normal() * scale).collect();
         for precision in BOTH {
             let want = product(oracle(), &Serial, (f, 16, 64), &bytes, &x, precision, None);

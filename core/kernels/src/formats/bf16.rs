@@ -1,6 +1,7 @@
 //! BF16: the upper half of an IEEE single, little-endian. 16 bits per weight.
 
 use super::FloatFormat;
+use crate::matmul::float::LoadBf16;
 
 pub(crate) struct Bf16;
 
@@ -8,6 +9,7 @@ impl FloatFormat for Bf16 {
     const ID: u32 = 30;
     const NAME: &'static str = "BF16";
     const BYTES: usize = 2;
+    type Load = LoadBf16;
 
     fn decode(row: &[u8], out: &mut [f32]) {
         for (o, b) in out.iter_mut().zip(row.chunks_exact(2)) {

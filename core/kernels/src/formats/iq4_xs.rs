@@ -48,7 +48,7 @@ impl Unpack for Iq4Xs {
                 let high = V::and(V::shr(head[0], 16 + 2 * B as u32), V::splat(3));
                 let s = V::add(V::or(low, V::shl(high, 4)), V::splat(-32i32 as u32));
                 let n = levels::<V>(&V::rows16(rows, 8 + 16 * B));
-                sink.block(RowBlock { n, d: V::mul(d, V::to_f32(s)), s: zero, m: zero });
+                sink.block(B, RowBlock { n, d: V::mul(d, V::to_f32(s)), s: zero, m: zero });
             });
         }
     }

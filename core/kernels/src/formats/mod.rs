@@ -21,8 +21,9 @@ mod q6_k;
 mod q8_0;
 
 use crate::isa::StripFn;
+use crate::matmul;
+use crate::matmul::float::LoadFloats;
 use crate::matmul::simd::{Shape, Simd, Unpack};
-use crate::matmul::strip::strip;
 
 /// Makes the list of formats, and for an instruction set the list of its kernels.
 macro_rules! formats {
@@ -31,14 +32,19 @@ macro_rules! formats {
         pub(crate) const COUNT: usize = [$(stringify!($name)),*].len();
         static LIST: [Format; COUNT] = number([$($kind::<$module::$name>()),*]);
 
-        /// The kernels of an instruction set for quantised formats, for both precisions.
-        pub(crate) fn strips<V: Simd>() -> [Option<[StripFn; 2]>; COUNT] {
+        /// The kernels of an instruction set, for both precisions.
+        pub(crate) fn strips<V: Simd>() -> [[StripFn; 2]; COUNT] {
             [$(formats!(@strip $kind $module::$name)),*]
         }
     };
-    (@strip float $module:ident::$name:ident) => { None };
+    (@strip float $module:ident::$name:ident) => {
+        [matmul::float::strip::<V, <$module::$name as FloatFormat>::Load>; 2]
+    };
     (@strip quantised $module:ident::$name:ident) => {
-        Some([strip::<V, $module::$name, false>, strip::<V, $module::$name, true>])
+        [
+            matmul::strip::strip::<V, $module::$name, false>,
+            matmul::strip::strip::<V, $module::$name, true>,
+        ]
     };
 }
 
@@ -95,6 +101,8 @@ pub(crate) trait FloatFormat {
     const NAME: &'static str;
     /// Bytes per weight.
     const BYTES: usize;
+    /// The same for sixteen weights at a time.
+    type Load: LoadFloats;
 
     /// Weights of a row as f32, exactly.
     fn decode(row: &[u8], out: &mut [::core::primitive::f32]);

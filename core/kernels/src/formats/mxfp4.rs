@@ -59,7 +59,7 @@ impl Unpack for Mxfp4 {
             let a = V::shl(V::add(half, bias), 23);
             let b = V::shl(V::add(V::add(half, V::and(e, V::splat(1))), bias), 23);
             let zero = [V::zero_f(); 2];
-            sink.block(RowBlock { n, d: V::mul(V::cast_f(a), V::cast_f(b)), s: zero, m: zero });
+            sink.block(0, RowBlock { n, d: V::mul(V::cast_f(a), V::cast_f(b)), s: zero, m: zero });
         }
     }
 }

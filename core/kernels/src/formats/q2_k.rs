@@ -61,7 +61,7 @@ impl Unpack for Q2K {
                         V::mul(dmin, byte_f32::<V>(t, j + 1)),
                     ];
                     let s = [byte_f32::<V>(s, j), byte_f32::<V>(s, j + 1)];
-                    sink.block(RowBlock { n, d, s, m });
+                    sink.block(4 * H + J, RowBlock { n, d, s, m });
                 });
             });
         }

@@ -69,7 +69,7 @@ impl Unpack for Q3K {
                     }
                     let (i, j) = (2 * H + J / 2, J % 2 * 2);
                     let s = [scale_f32::<V>(scales[i], j), scale_f32::<V>(scales[i], j + 1)];
-                    sink.block(RowBlock { n, d, s, m: zero });
+                    sink.block(4 * H + J, RowBlock { n, d, s, m: zero });
                 });
             });
         }

@@ -31,7 +31,7 @@ impl Unpack for Q4_0 {
         unsafe {
             let n = unpack_nibbles::<V>(&V::rows16(rows, 2));
             let zero = [V::zero_f(); 2];
-            sink.block(RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
+            sink.block(0, RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
         }
     }
 }

@@ -32,7 +32,7 @@ impl Unpack for Q4_1 {
             let n = unpack_nibbles::<V>(&V::rows16(rows, 4));
             let dm = V::rows4(rows, 0);
             let m = [V::half(V::shr(dm, 16)); 2];
-            sink.block(RowBlock { n, d: V::half(dm), s: m, m });
+            sink.block(0, RowBlock { n, d: V::half(dm), s: m, m });
         }
     }
 }

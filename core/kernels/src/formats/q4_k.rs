@@ -59,12 +59,12 @@ impl Unpack for Q4K {
                     n[q] = field::<V>(packed[q], 0, 15);
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j)); 2];
-                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
+                sink.block(2 * C, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
                 for q in 0..8 {
                     n[q] = field::<V>(packed[q], 4, 15);
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j + 1)); 2];
-                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });
+                sink.block(2 * C + 1, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });
             });
         }
     }

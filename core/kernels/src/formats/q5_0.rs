@@ -46,7 +46,7 @@ impl Unpack for Q5_0 {
                 n[quad] = V::or(n[quad], V::fifth_bits(bits, quad));
             }
             let zero = [V::zero_f(); 2];
-            sink.block(RowBlock { n, d: V::half(head[0]), s: zero, m: zero });
+            sink.block(0, RowBlock { n, d: V::half(head[0]), s: zero, m: zero });
         }
     }
 }

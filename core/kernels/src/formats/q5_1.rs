@@ -38,7 +38,7 @@ impl Unpack for Q5_1 {
                 n[quad] = V::or(n[quad], V::fifth_bits(head[1], quad));
             }
             let m = [V::half(V::shr(head[0], 16)); 2];
-            sink.block(RowBlock { n, d: V::half(head[0]), s: m, m });
+            sink.block(0, RowBlock { n, d: V::half(head[0]), s: m, m });
         }
     }
 }

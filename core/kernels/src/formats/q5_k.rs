@@ -50,12 +50,12 @@ impl Unpack for Q5K {
                     n[q] = V::or(field::<V>(packed[q], 0, 15), field::<V>(high[q], 2 * C as i32 - 4, 16));
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j)); 2];
-                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
+                sink.block(2 * C, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
                 for q in 0..8 {
                     n[q] = V::or(field::<V>(packed[q], 4, 15), field::<V>(high[q], 2 * C as i32 - 3, 16));
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j + 1)); 2];
-                sink.block(RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });
+                sink.block(2 * C + 1, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });
             });
         }
     }

@@ -6,7 +6,7 @@
 //! nibble `j / 2` of low byte `32 (j % 2) + k` and its high bits in pair j of high byte k.
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, field, signed_byte_f32, unroll};
+use crate::matmul::simd::{Rows, ShapeOf, Simd, Sink, Unpack, field, signed_byte_f32, unroll};
 
 pub(crate) struct Q6K;
 
@@ -45,17 +45,24 @@ impl Unpack for Q6K {
             let scales = V::rows16(rows, 192);
             let zero = [V::zero_f(); 2];
             unroll!(H in [0, 1] {
-                let low = [V::rows32(rows, 64 * H), V::rows32(rows, 64 * H + 32)];
                 let high = V::rows32(rows, 128 + 32 * H);
+                // Two blocks share their low bytes: both are multiplied while these are in registers, and added in order later.
+                unroll!(P in [0, 1] {
+                    let low = V::rows32(rows, 64 * H + 32 * P);
+                    unroll!(L in [0, 1] {
+                        const J: usize = 2 * L + P;
+                        let mut n = low;
+                        for q in 0..8 {
+                            let high = field::<V>(high[q], 2 * J as i32 - 4, 48);
+                            n[q] = V::or(field::<V>(low[q], 4 * L as i32, 15), high);
+                        }
+                        let (i, j) = (2 * H + J / 2, J % 2 * 2);
+                        let s = [signed_byte_f32::<V>(scales[i], j), signed_byte_f32::<V>(scales[i], j + 1)];
+                        sink.dot(4 * H + J, n, s);
+                    });
+                });
                 unroll!(J in [0, 1, 2, 3] {
-                    let mut n = high;
-                    for q in 0..8 {
-                        let low = field::<V>(low[J % 2][q], J as i32 / 2 * 4, 15);
-                        n[q] = V::or(low, field::<V>(high[q], 2 * J as i32 - 4, 48));
-                    }
-                    let (i, j) = (2 * H + J / 2, J % 2 * 2);
-                    let s = [signed_byte_f32::<V>(scales[i], j), signed_byte_f32::<V>(scales[i], j + 1)];
-                    sink.block(RowBlock { n, d, s, m: zero });
+                    sink.add(4 * H + J, d, zero);
                 });
             });
         }

@@ -40,7 +40,7 @@ impl Unpack for Q8_0 {
                 }
             }
             let zero = [V::zero_f(); 2];
-            sink.block(RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
+            sink.block(0, RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
         }
     }
 }

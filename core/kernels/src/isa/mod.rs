@@ -1,9 +1,11 @@
 //! Instruction sets. Add one: its folder, and its line in `build`.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx2_vec;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512;
+mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_vec;
 pub(crate) mod scalar;
@@ -73,7 +75,7 @@ fn build() -> Vec<Kernels> {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
         if avx2 {
-            all.push(Kernels::new(Isa::Avx2, &scalar::TABLE, &avx2_vec::TABLE));
+            all.push(Kernels::new(Isa::Avx2, &avx2::TABLE, &avx2_vec::TABLE));
         }
         let avx512 = avx2
             && is_x86_feature_detected!("avx512f")

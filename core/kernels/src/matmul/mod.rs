@@ -5,6 +5,8 @@
 //!
 //! What happens inside a strip belongs to the instruction set.
 
+pub(crate) mod float;
+pub(crate) mod quantise;
 pub(crate) mod simd;
 pub(crate) mod strip;
 

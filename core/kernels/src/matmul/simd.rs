@@ -7,6 +7,7 @@
 //! columns get it free.
 
 use crate::act::QBlock;
+use crate::math::Lanes;
 
 /// `V::ROWS` rows, a fixed distance apart. `q[i]` is row `4 i`: addresses then need few registers.
 #[derive(Clone, Copy)]
@@ -62,6 +63,8 @@ pub(crate) trait Simd: Copy {
     type I: Copy;
     /// `ROWS` floats.
     type F: Copy;
+    /// Sixteen floats of one row, for float formats.
+    type L: Lanes;
 
     /// Runs `b.body()` with the instruction set enabled.
     unsafe fn run<B: Body>(b: &mut B);
@@ -85,7 +88,6 @@ pub(crate) trait Simd: Copy {
     unsafe fn zero_f() -> Self::F;
     unsafe fn splat_load_f(p: *const f32) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn add_f(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     unsafe fn neg(a: Self::F) -> Self::F;
@@ -147,9 +149,28 @@ pub(crate) struct RowBlock<V: Simd> {
     pub m: [V::F; 2],
 }
 
-/// Receives the blocks of some rows in ascending order.
+/// Receives the blocks of a unit of some rows.
+///
+/// # Safety
+/// The CPU has the instruction set, and the sink room for the block.
+#[allow(clippy::missing_safety_doc, reason = "stated once, above")]
 pub(crate) trait Sink<V: Simd> {
-    unsafe fn block(&mut self, b: RowBlock<V>);
+    /// The integers of block `k` of the unit, and their scales.
+    unsafe fn dot(&mut self, k: usize, n: [V::I; 8], s: [V::F; 2]);
+    /// Adds block `k` to the sums. In ascending order, each after its `dot`, and before a later `dot` with the same `k % 4`.
+    unsafe fn add(&mut self, k: usize, d: V::F, m: [V::F; 2]);
+    /// The unit ends.
+    unsafe fn next(&mut self, blocks: usize);
+
+    /// Both parts of block `k`.
+    #[inline(always)]
+    unsafe fn block(&mut self, k: usize, b: RowBlock<V>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.dot(k, b.n, b.s);
+            self.add(k, b.d, b.m);
+        }
+    }
 }
 
 /// Unpacks a format with rows in lanes.

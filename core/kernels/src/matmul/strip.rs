@@ -15,7 +15,9 @@ use crate::act::{LoBlock, QBlock, TILE};
 /// Multiplies blocks of rows with N columns, in registers.
 struct Dot<V: Simd, S, const N: usize, const P16: bool> {
     acc: [V::F; N],
-    /// The block of the first column; other columns follow it.
+    /// What `dot` left for `add`.
+    t: [[V::F; N]; 4],
+    /// The first block of the unit of the first column; other columns follow it.
     x: *const QBlock,
     /// Q16 only.
     lo: *const LoBlock,
@@ -24,49 +26,72 @@ struct Dot<V: Simd, S, const N: usize, const P16: bool> {
     shape: PhantomData<S>,
 }
 
+impl<V: Simd, S: Shape, const N: usize, const P16: bool> Dot<V, S, N, P16> {
+    #[inline(always)]
+    unsafe fn new(acc: [V::F; N], x: *const QBlock, lo: *const LoBlock, step: usize) -> Self {
+        // SAFETY: the caller's promise.
+        let t = unsafe { [[V::zero_f(); N]; 4] };
+        Dot { acc, t, x, lo, step, shape: PhantomData }
+    }
+}
+
 impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N, P16> {
     #[inline(always)]
-    unsafe fn block(&mut self, w: RowBlock<V>) {
-        // SAFETY: the caller's promise; `x` and `lo` have N blocks here.
+    unsafe fn dot(&mut self, k: usize, w: [V::I; 8], s: [V::F; 2]) {
+        // SAFETY: the caller's promise; `x` and `lo` have N blocks at each step of the unit.
         unsafe {
-            let mut t = [V::zero_f(); N];
+            let t = &mut self.t[k % 4];
+            let x = self.x.wrapping_add(k * self.step);
+            let lo = self.lo.wrapping_add(k * self.step);
             for half in 0..2 {
-                let n = [w.n[half * 4], w.n[half * 4 + 1], w.n[half * 4 + 2], w.n[half * 4 + 3]];
+                let w = [w[half * 4], w[half * 4 + 1], w[half * 4 + 2], w[half * 4 + 3]];
                 for j in 0..N {
-                    let x = &*self.x.add(j);
+                    let x = &*x.add(j);
                     let hi = x.hi.as_ptr().add(half * 16);
                     let mut i = start::<V, S>(x, half);
                     if P16 {
-                        let lo = (*self.lo.add(j)).0.as_ptr().add(half * 16);
-                        let low = V::dot16(i, &n, lo, S::MAX);
-                        i = V::add(V::shl(V::dot16(V::splat(0), &n, hi, S::MAX), 7), low);
+                        let lo = (*lo.add(j)).0.as_ptr().add(half * 16);
+                        let low = V::dot16(i, &w, lo, S::MAX);
+                        i = V::add(V::shl(V::dot16(V::splat(0), &w, hi, S::MAX), 7), low);
                     } else {
-                        i = V::dot16(i, &n, hi, S::MAX);
+                        i = V::dot16(i, &w, hi, S::MAX);
                     }
                     let mut f = V::to_f32(i);
                     if S::SCALED {
-                        f = V::mul(w.s[half], f);
+                        f = V::mul(s[half], f);
                     }
                     let dx = V::splat_load_f(x.dx.as_ptr().add(half));
                     t[j] = if half == 0 { V::mul(f, dx) } else { V::fma(f, dx, t[j]) };
                 }
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&mut self, k: usize, d: V::F, m: [V::F; 2]) {
+        // SAFETY: as for `dot`.
+        unsafe {
+            let x = self.x.wrapping_add(k * self.step);
             for j in 0..N {
-                let x = &*self.x.add(j);
-                let mut acc = V::fma(w.d, t[j], self.acc[j]);
+                let x = &*x.add(j);
+                let mut acc = V::fma(d, self.t[k % 4][j], self.acc[j]);
                 if S::MINS == 1 {
-                    acc = V::fma(w.m[0], V::splat_load_f(&x.xs), acc);
+                    acc = V::fma(m[0], V::splat_load_f(&x.xs), acc);
                 }
                 if S::MINS == 2 {
-                    acc = V::fma(w.m[0], V::splat_load_f(&x.xh[0]), acc);
-                    acc = V::fma(w.m[1], V::splat_load_f(&x.xh[1]), acc);
+                    acc = V::fma(m[0], V::splat_load_f(&x.xh[0]), acc);
+                    acc = V::fma(m[1], V::splat_load_f(&x.xh[1]), acc);
                 }
                 self.acc[j] = acc;
             }
-            self.x = self.x.wrapping_add(self.step);
-            if P16 {
-                self.lo = self.lo.wrapping_add(self.step);
-            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn next(&mut self, blocks: usize) {
+        self.x = self.x.wrapping_add(blocks * self.step);
+        if P16 {
+            self.lo = self.lo.wrapping_add(blocks * self.step);
         }
     }
 }
@@ -91,13 +116,7 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
         unsafe {
             let mut rows = self.rows;
             let mut next = self.next;
-            let mut dot: Dot<V, F::Shape, N, P16> = Dot {
-                acc: [V::zero_f(); N],
-                x: self.x,
-                lo: self.lo,
-                step: self.step,
-                shape: PhantomData,
-            };
+            let mut dot = Dot::<V, F::Shape, N, P16>::new([V::zero_f(); N], self.x, self.lo, self.step);
             for _ in 0..self.units {
                 // Rows are many short streams that no hardware prefetcher follows; the next band is one long one.
                 let lines = (V::ROWS * F::BYTES).div_ceil(64);
@@ -106,6 +125,7 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
                 }
                 next = next.wrapping_add(V::ROWS * F::BYTES);
                 F::unit::<V>(&rows, &mut dot);
+                dot.next(F::BLOCKS);
                 rows.advance(F::BYTES);
             }
             for j in 0..N {
@@ -135,28 +155,37 @@ struct Writer<V, S> {
 
 impl<V: Simd, S: Shape> Sink<V> for Writer<V, S> {
     #[inline(always)]
-    unsafe fn block(&mut self, b: RowBlock<V>) {
+    unsafe fn dot(&mut self, k: usize, n: [V::I; 8], s: [V::F; 2]) {
         // SAFETY: the maker of `Fill` gives room for all blocks.
         unsafe {
             let size = V::ROWS * 4;
-            let mut p = self.out;
-            for n in b.n {
-                V::store(p, n);
-                p = p.add(size);
+            let p = self.out.add(k * panel_block::<V, S>());
+            for i in 0..8 {
+                V::store(p.add(i * size), n[i]);
             }
-            V::store_f(p.cast(), b.d);
             if S::SCALED {
-                for s in b.s {
-                    p = p.add(size);
-                    V::store_f(p.cast(), s);
-                }
+                V::store_f(p.add(9 * size).cast(), s[0]);
+                V::store_f(p.add(10 * size).cast(), s[1]);
             }
-            for m in 0..S::MINS {
-                p = p.add(size);
-                V::store_f(p.cast(), b.m[m]);
-            }
-            self.out = self.out.add(panel_block::<V, S>());
         }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&mut self, k: usize, d: V::F, m: [V::F; 2]) {
+        // SAFETY: as for `dot`.
+        unsafe {
+            let size = V::ROWS * 4;
+            let p = self.out.add(k * panel_block::<V, S>() + 8 * size);
+            V::store_f(p.cast(), d);
+            for i in 0..S::MINS {
+                V::store_f(p.add((1 + 2 * S::SCALED as usize + i) * size).cast(), m[i]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn next(&mut self, blocks: usize) {
+        self.out = self.out.wrapping_add(blocks * panel_block::<V, S>());
     }
 }
 
@@ -167,7 +196,10 @@ impl<V: Simd, F: Unpack> Body for Fill<V, F> {
         let mut writer = Writer::<V, F::Shape> { out: self.out, shape: PhantomData };
         for _ in 0..self.units {
             // SAFETY: the maker's promise: rows have `units` units, `out` has room for them.
-            unsafe { F::unit::<V>(&rows, &mut writer) };
+            unsafe {
+                F::unit::<V>(&rows, &mut writer);
+                writer.next(F::BLOCKS);
+            }
             rows.advance(F::BYTES);
         }
     }
@@ -195,8 +227,7 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S
             for j in 0..N {
                 acc[j] = V::load_f(self.sums[j].as_ptr());
             }
-            let mut dot: Dot<V, S, N, P16> =
-                Dot { acc, x: self.x, lo: self.lo, step: self.step, shape: PhantomData };
+            let mut dot = Dot::<V, S, N, P16>::new(acc, self.x, self.lo, self.step);
             let mut p = self.panel;
             for _ in 0..self.blocks {
                 let zero = V::zero_f();
@@ -219,7 +250,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S
                     1 => [f(first), zero],
                     _ => [f(first), f(first + 1)],
                 };
-                dot.block(RowBlock { n, d: f(8), s, m });
+                dot.block(0, RowBlock { n, d: f(8), s, m });
+                dot.next(1);
                 p = p.add(panel_block::<V, S>());
             }
             for j in 0..N {
@@ -229,8 +261,11 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S
     }
 }
 
-/// Bytes for panels, of each thread that multiplies: half of an L2 cache at most.
+/// Bytes of a panel at most, of each thread that multiplies: half of an L2 cache.
 const SCRATCH: usize = 512 << 10;
+
+/// Bytes of panels that share a pass over the columns.
+const SHARED: usize = 192 << 10;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -292,8 +327,9 @@ pub(crate) unsafe fn strip<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
             0 => {}
             1 => direct::<V, F, 1, P16>(s),
             2 => direct::<V, F, 2, P16>(s),
-            3 => direct::<V, F, 3, P16>(s),
-            4 => direct::<V, F, 4, P16>(s),
+            // With two planes a column costs twice as much, and unpacking once pays earlier.
+            3 if !P16 => direct::<V, F, 3, false>(s),
+            4 if !P16 => direct::<V, F, 4, false>(s),
             _ => panels::<V, F, P16>(s),
         }
     }
@@ -332,10 +368,12 @@ unsafe fn panels<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
         return;
     }
     let bands: Vec<Band> = bands(s, V::ROWS).collect();
-    // Columns are cut only if not even one band's panel fits; bands share a pass over the columns if several fit.
+    // Columns are cut only if not even one band's panel fits.
     let units_at_once = units.min((SCRATCH / (block * F::BLOCKS)).max(1));
     let panel = units_at_once * F::BLOCKS * block;
-    let at_once = (SCRATCH / panel).clamp(1, bands.len().max(1));
+    // Bands share a pass over the columns, so that a tile of columns is read from L1 for all but the first. With one tile
+    // there is nothing to share, and one panel at a time stays closer.
+    let at_once = if s.x.tiles() == 1 { 1 } else { (SHARED / panel).clamp(1, bands.len().max(1)) };
     PANELS.with_borrow_mut(|scratch| {
         let lines = (panel * at_once).div_ceil(64);
         if scratch.len() < lines {
