@@ -66,7 +66,11 @@ pub fn run(args: &PullArgs, out: &mut Output) -> Result<()> {
     let cancel = DownloadCanceller::new();
     let stop = cancel.clone();
     let _guard = interrupt::on_interrupt(move || stop.cancel());
-    let mut view = View { bar: output::byte_bar(request.bytes), file: request.file.clone() };
+    let mut view = View {
+        bar: output::byte_bar(request.bytes),
+        file: request.file.clone(),
+        only_source: request.urls.len() == 1,
+    };
     let done = store.pull_blocking(&request, DownloadOptions::default(), &cancel, &mut |e| view.show(e));
     view.bar.finish_and_clear();
     let done = match done {
@@ -112,6 +116,8 @@ fn list(store: &ModelStore, out: &mut Output) -> Result<()> {
 struct View {
     bar: ProgressBar,
     file: String,
+    /// Its failure is the failure of the command, which is reported anyway.
+    only_source: bool,
 }
 
 impl View {
@@ -143,7 +149,9 @@ impl View {
             DownloadEvent::Retrying { reason, after, .. } => {
                 self.say(&format!("{reason}; trying again in {:.1} s", after.as_secs_f32()));
             }
-            DownloadEvent::SourceFailed { url, reason } => self.say(&format!("{url}: {reason}")),
+            DownloadEvent::SourceFailed { url, reason } if !self.only_source => {
+                self.say(&format!("{url}: {reason}"))
+            }
             DownloadEvent::Verifying { done, total } => {
                 if self.bar.length() != Some(total) {
                     self.bar.finish_and_clear();

@@ -361,8 +361,8 @@ impl Run<'_> {
         };
         let mut answer = match answer {
             Ok(Ok(answer)) => answer,
-            Ok(Err(e)) if e.is_builder() || e.is_redirect() => return Err(Fault::Source(http::chain(&e))),
-            Ok(Err(e)) => return Err(Fault::Again { reason: http::chain(&e), after: None }),
+            Ok(Err(e)) if e.is_builder() || e.is_redirect() => return Err(Fault::Source(http::reason(e))),
+            Ok(Err(e)) => return Err(Fault::Again { reason: http::reason(e), after: None }),
             Err(_) => return Err(Fault::Again { reason: "no answer in time".into(), after: None }),
         };
 
@@ -442,7 +442,7 @@ impl Run<'_> {
                     let s = self.options.stall_timeout.as_secs_f32();
                     return Err(Fault::Again { reason: format!("no byte for {s} s"), after: None });
                 }
-                Some(Ok(Err(e))) => return Err(Fault::Again { reason: http::chain(&e), after: None }),
+                Some(Ok(Err(e))) => return Err(Fault::Again { reason: http::reason(e), after: None }),
                 Some(Ok(Ok(piece))) => piece,
             };
             let Some(piece) = piece else { break };

@@ -98,7 +98,7 @@ pub enum StoreError {
         reason: String,
     },
     /// No source worked. The bytes that arrived are kept for the next try.
-    #[error("download of {file} failed after {done} bytes, which are kept: {}", faults.join("; "))]
+    #[error("cannot download {file}: {}{}", faults.join("; "), kept(*done))]
     Unreachable {
         /// File name.
         file: String,
@@ -123,6 +123,10 @@ pub enum StoreError {
         /// Bytes already on disk.
         done: u64,
     },
+}
+
+fn kept(done: u64) -> String {
+    if done == 0 { String::new() } else { format!(" ({done} bytes are kept for the next try)") }
 }
 
 impl StoreError {

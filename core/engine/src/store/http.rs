@@ -63,8 +63,13 @@ fn cpu_can() -> Result<(), StoreError> {
     }
 }
 
+/// What went wrong, in one line, without the address: every message that this becomes part of names it already.
+pub(crate) fn reason(error: reqwest::Error) -> String {
+    chain(&error.without_url())
+}
+
 /// An error with its causes, in one line: `reqwest` keeps the interesting half in the source.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
