@@ -41,12 +41,7 @@ pub struct KvGeometry {
 impl KvGeometry {
     /// The shape as the kernels want it for pages, which do not depend on the number of query heads.
     fn shape(&self) -> AttentionShape {
-        AttentionShape {
-            heads: self.kv_heads,
-            kv_heads: self.kv_heads,
-            k_dim: self.k_dim,
-            v_dim: self.v_dim,
-        }
+        AttentionShape { heads: self.kv_heads, kv_heads: self.kv_heads, k_dim: self.k_dim, v_dim: self.v_dim }
     }
 
     /// Bytes of one token.
@@ -214,7 +209,8 @@ impl KvCache {
             .zip(self.pools.get_mut(pool))
             .ok_or_else(|| Error::internal("KV layer"))?;
         let start = seq.len() + first;
-        for (position, (key, value)) in (start..).zip(keys.chunks_exact(k_len).zip(values.chunks_exact(v_len)))
+        for (position, (key, value)) in
+            (start..).zip(keys.chunks_exact(k_len).zip(values.chunks_exact(v_len)))
         {
             let page = table
                 .pages
@@ -232,11 +228,8 @@ impl KvCache {
     /// Only for mistakes of the caller.
     pub fn pages<'a>(&'a self, seq: &'a Sequence, layer: usize) -> Result<KvPages<'a>> {
         let Layer { pool, .. } = self.layer(layer)?;
-        let (table, pool) = seq
-            .tables()
-            .get(layer)
-            .zip(self.pools.get(pool))
-            .ok_or_else(|| Error::internal("KV layer"))?;
+        let (table, pool) =
+            seq.tables().get(layer).zip(self.pools.get(pool)).ok_or_else(|| Error::internal("KV layer"))?;
         Ok(KvPages {
             chunks: pool.chunks(),
             chunk_pages: pool.chunk_pages(),

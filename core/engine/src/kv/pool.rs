@@ -153,6 +153,7 @@ impl PagePool {
             }
         }
         let (chunks, chunk_pages) = (&self.chunks, self.chunk_pages);
-        self.free.retain(|&page| chunks.get(page as usize / chunk_pages).is_some_and(|chunk| !chunk.is_empty()));
+        self.free
+            .retain(|&page| chunks.get(page as usize / chunk_pages).is_some_and(|chunk| !chunk.is_empty()));
     }
 }

@@ -1,5 +1,29 @@
 //! Forward passes: what an architecture is, and how one is run.
+//!
+//! * [`LoadedModel`] turns a GGUF file into an [`Architecture`] (hyperparameters and handles to weights) and a store of weights.
+//! * [`Runner`] has the buffers, the KV cache and the threads to run it; sessions see it as [`Forward`].
+//! * A new architecture is one file in `arch/` and one line in its list. It reads its keys through [`Hyper`], names its tensors to
+//!   the [`Builder`], and writes its forward pass in the words of [`Pass`].
 
+pub mod arch;
+mod blocks;
+mod builder;
 mod forward;
+mod hyper;
+mod loaded;
+mod pass;
+mod precision;
+mod runner;
+mod scratch;
+mod spec;
 
+pub use blocks::{Attention, Embedding, Ffn, Head, Linear};
+pub use builder::{Builder, Product};
 pub use forward::{Forward, Outputs};
+pub use hyper::{Dims, Hyper, RopeScaling};
+pub use loaded::{LoadedModel, ModelOptions};
+pub use pass::Pass;
+pub use precision::{PrecisionTable, Role};
+pub use runner::{Runner, RunnerOptions};
+pub use scratch::ScratchPlan;
+pub use spec::{Architecture, AttentionSpec, ModelSpec, RopeConfig};

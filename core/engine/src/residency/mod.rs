@@ -15,7 +15,7 @@ use pannier_gguf::Shard;
 use pannier_kernels::Matrix;
 
 /// Gives out the weights of one model.
-pub trait WeightStore: Send + Sync {
+pub trait WeightStore: Send + Sync + std::fmt::Debug {
     /// All units and vectors.
     fn layout(&self) -> &Layout;
 
@@ -71,7 +71,8 @@ fn matrix<'a>(info: &UnitTensor, shards: &'a [Shard]) -> Result<Matrix<'a>> {
         let start = usize::try_from(info.offset).ok()?;
         shard.bytes().get(start..start.checked_add(usize::try_from(info.bytes).ok()?)?)
     });
-    let bytes = bytes.ok_or_else(|| Error::internal(format!("tensor {:?} is outside its file", info.name)))?;
+    let bytes =
+        bytes.ok_or_else(|| Error::internal(format!("tensor {:?} is outside its file", info.name)))?;
     Matrix::new(info.format, info.rows, info.cols, bytes)
         .map_err(|error| Error::internal(format!("tensor {:?}: {error}", info.name)))
 }

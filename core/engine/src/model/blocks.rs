@@ -1,0 +1,267 @@
+//! The blocks that transformers are made of, as handles to weights.
+
+use super::builder::Builder;
+use super::hyper::{Dims, Hyper};
+use super::precision::Role;
+use super::spec::{AttentionSpec, ModelSpec, RopeConfig};
+use crate::Result;
+use crate::residency::{TensorRef, UnitGuard, UnitId, UnitKind, VectorRef, WeightStore};
+use pannier_kernels::{AttentionShape, Matrix, RopeStyle};
+
+/// `y = W x + b`, where W may be some rows of a larger matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    weight: TensorRef,
+    first: usize,
+    rows: usize,
+    bias: Option<VectorRef>,
+}
+
+impl Linear {
+    /// `{name}.weight`, and `{name}.bias` if the file has it.
+    ///
+    /// # Errors
+    /// See [`Builder::matrix`].
+    pub fn load(
+        b: &mut Builder<'_>,
+        unit: UnitId,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        role: Role,
+    ) -> Result<Linear> {
+        let weight = b.matrix(unit, &format!("{name}.weight"), rows, cols, Some(role))?;
+        let bias = b.maybe_vector(&format!("{name}.bias"), rows)?;
+        Ok(Linear { weight, first: 0, rows, bias })
+    }
+
+    /// Some rows of a fused matrix.
+    fn part(self, first: usize, rows: usize) -> Linear {
+        Linear { first, rows, ..self }
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The matrix from its unit, and the bias out of all vectors.
+    pub(super) fn weights<'g>(
+        &self,
+        unit: &'g UnitGuard<'_>,
+        store: &'g dyn WeightStore,
+    ) -> Result<Weights<'g>> {
+        let rows = self.first..self.first + self.rows;
+        let bias = match self.bias {
+            Some(bias) => store.vector(bias)?.get(rows.clone()),
+            None => None,
+        };
+        Ok(Weights { matrix: unit.matrix(self.weight)?.rows_range(rows), bias })
+    }
+}
+
+/// What a [`Linear`] stands for, while its unit is there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Weights<'g> {
+    pub matrix: Matrix<'g>,
+    pub bias: Option<&'g [f32]>,
+}
+
+/// Projections of a multi-head attention with grouped KV heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Where its weights are.
+    pub unit: UnitId,
+    /// Sizes and constants.
+    pub spec: AttentionSpec,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) out: Linear,
+    /// Norm of each query, over one head.
+    pub(super) q_norm: Option<VectorRef>,
+    /// Norm of each key.
+    pub(super) k_norm: Option<VectorRef>,
+}
+
+impl Attention {
+    /// The tensors `attn_q`, `attn_k`, `attn_v` (or `attn_qkv` with all three, one after the other) and `attn_output`.
+    ///
+    /// # Errors
+    /// See [`Builder::matrix`].
+    pub fn load(b: &mut Builder<'_>, layer: usize, embd: usize, spec: AttentionSpec) -> Result<Attention> {
+        let unit = b.unit(UnitKind::Attention { layer });
+        let name = |part: &str| format!("blk.{layer}.attn_{part}");
+        let (q, k, v) = (spec.q_width(), spec.k_width(), spec.v_width());
+        let (q, k, v) = if b.has(&format!("{}.weight", name("qkv"))) {
+            let fused = Linear::load(b, unit, &name("qkv"), q + k + v, embd, Role::Qkv)?;
+            (fused.part(0, q), fused.part(q, k), fused.part(q + k, v))
+        } else {
+            (
+                Linear::load(b, unit, &name("q"), q, embd, Role::Qkv)?,
+                Linear::load(b, unit, &name("k"), k, embd, Role::Qkv)?,
+                Linear::load(b, unit, &name("v"), v, embd, Role::Qkv)?,
+            )
+        };
+        let out = Linear::load(b, unit, &name("output"), embd, spec.out_width(), Role::AttentionOutput)?;
+        Ok(Attention { unit, spec, q, k, v, out, q_norm: None, k_norm: None })
+    }
+
+    /// With the norms of single queries and keys, `attn_q_norm` and `attn_k_norm`.
+    ///
+    /// # Errors
+    /// See [`Builder::vector`].
+    pub fn with_head_norms(mut self, b: &mut Builder<'_>, layer: usize) -> Result<Attention> {
+        let k_dim = self.spec.shape.k_dim;
+        self.q_norm = Some(b.vector(&format!("blk.{layer}.attn_q_norm.weight"), k_dim)?);
+        self.k_norm = Some(b.vector(&format!("blk.{layer}.attn_k_norm.weight"), k_dim)?);
+        Ok(self)
+    }
+}
+
+/// A gated feed-forward block: `down (act(gate x) * (up x))`.
+#[derive(Clone, Copy, Debug)]
+pub struct Ffn {
+    /// Where its weights are.
+    pub unit: UnitId,
+    /// Its width.
+    pub ff: usize,
+    pub(super) gate: Linear,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+}
+
+impl Ffn {
+    /// The tensors `ffn_gate`, `ffn_up` and `ffn_down`; without `ffn_gate`, `ffn_up` holds the gate and then up.
+    ///
+    /// # Errors
+    /// See [`Builder::matrix`].
+    pub fn load(b: &mut Builder<'_>, layer: usize, embd: usize, ff: usize) -> Result<Ffn> {
+        let unit = b.unit(UnitKind::Ffn { layer });
+        let name = |part: &str| format!("blk.{layer}.ffn_{part}");
+        let (gate, up) = (name("gate"), name("up"));
+        let (gate, up) = if b.has(&format!("{gate}.weight")) || !b.has(&format!("{up}.weight")) {
+            (
+                Linear::load(b, unit, &gate, ff, embd, Role::GateUp)?,
+                Linear::load(b, unit, &up, ff, embd, Role::GateUp)?,
+            )
+        } else {
+            let fused = Linear::load(b, unit, &up, 2 * ff, embd, Role::GateUp)?;
+            (fused.part(0, ff), fused.part(ff, ff))
+        };
+        let down = Linear::load(b, unit, &name("down"), embd, ff, Role::Down)?;
+        Ok(Ffn { unit, ff, gate, up, down })
+    }
+}
+
+/// The embedding, at the beginning of a pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Embedding {
+    pub(super) table: TensorRef,
+    /// Rows: the number of token ids.
+    pub vocab: usize,
+}
+
+impl Embedding {
+    /// The tensor `token_embd`. Its rows say how many token ids there are.
+    ///
+    /// # Errors
+    /// See [`Builder::matrix`].
+    pub fn load(b: &mut Builder<'_>, embd: usize) -> Result<Embedding> {
+        const NAME: &str = "token_embd.weight";
+        let unit = b.unit(UnitKind::Embedding);
+        let vocab = b.rows(NAME, embd)?;
+        Ok(Embedding { table: b.matrix(unit, NAME, vocab, embd, None)?, vocab })
+    }
+}
+
+/// The end of a pass: norm, then logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// Where its weights are.
+    pub unit: UnitId,
+    pub(super) norm: VectorRef,
+    pub(super) weight: Linear,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
+impl Head {
+    /// The tensors `output_norm` and `output`; without `output`, the embedding is the head too ("tied").
+    ///
+    /// # Errors
+    /// See [`Builder::matrix`].
+    pub fn load(b: &mut Builder<'_>, embd: usize, vocab: usize) -> Result<Head> {
+        let unit = b.unit(UnitKind::Output);
+        let norm = b.vector("output_norm.weight", embd)?;
+        let name = if b.has("output.weight") { "output" } else { "token_embd" };
+        Ok(Head { unit, norm, weight: Linear::load(b, unit, name, vocab, embd, Role::Head)?, soft_cap: None })
+    }
+}
+
+impl Dims {
+    /// Attention with the usual scale, 1 / sqrt(k_dim).
+    pub fn attention(&self, rope: Option<usize>) -> AttentionSpec {
+        let shape = AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            k_dim: self.k_dim,
+            v_dim: self.v_dim,
+        };
+        AttentionSpec { shape, window: None, scale: 1.0 / (self.k_dim as f32).sqrt(), soft_cap: None, rope }
+    }
+
+    /// The spec of a model with these sizes.
+    pub fn spec(
+        &self,
+        hyper: &Hyper<'_>,
+        vocab: usize,
+        attention: Vec<AttentionSpec>,
+        ropes: Vec<RopeConfig>,
+    ) -> ModelSpec {
+        ModelSpec {
+            arch: hyper.arch().to_owned(),
+            layers: self.layers,
+            embd: self.embd,
+            vocab,
+            trained_context: self.trained,
+            context: self.context,
+            attention,
+            ff: self.ff,
+            ropes,
+        }
+    }
+}
+
+impl Hyper<'_> {
+    /// RoPE as the metadata describes it: base, scaling, and `rope_freqs.weight` if the file has it.
+    ///
+    /// # Errors
+    /// A key's value is impossible, or the tensor has another shape.
+    pub fn rope(&self, b: &mut Builder<'_>, dims: &Dims, style: RopeStyle) -> Result<RopeConfig> {
+        let n_rot = self.rotated(dims.k_dim)?;
+        let scaling = self.rope_scaling(dims.trained)?;
+        Ok(RopeConfig {
+            style,
+            n_rot,
+            freq_base: self.positive("rope.freq_base")?.unwrap_or(10_000.0),
+            freq_scale: scaling.freq_scale,
+            factors: b.maybe_vector("rope_freqs.weight", n_rot / 2)?,
+            yarn: scaling.yarn,
+            attn_factor: scaling.attn_factor,
+        })
+    }
+
+    /// Refuses mixtures of experts for architectures that are built here without them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`].
+    pub fn dense_only(&self) -> Result<()> {
+        match self.maybe("expert_count")? {
+            None => Ok(()),
+            Some(experts) => Err(crate::Error::Unsupported {
+                what: format!("architecture {:?} with {experts} experts", self.arch()),
+            }),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! One pass over some tokens of a sequence, as a vocabulary of operations.
+//!
+//! A pass has a residual stream `x` and one working row `h` per token; a block reads `x` through a norm into `h`, leaves its
+//! result in `h`, and `add_residual` closes it. Architectures call these operations in their order; what is behind them
+//! (threads, instruction sets, where weights live) they never see.
+
+use super::blocks::{Attention, Embedding, Ffn, Head, Weights};
+use super::precision::{PrecisionTable, Role};
+use super::scratch::Scratch;
+use crate::kv::{KvCache, Sequence};
+use crate::residency::{UnitGuard, UnitId, VectorRef, WeightStore};
+use crate::{CancelFlag, Error, Result};
+use pannier_kernels::{Activations, AttentionJob, Job, Kernels, Need, Parallel, RopeTable, for_each_piece};
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// Values per task of what is done element by element: some microseconds of work.
+const PIECE: usize = 8192;
+
+/// What a pass runs with.
+pub(super) struct Context<'a> {
+    pub kernels: &'static Kernels,
+    pub par: &'a dyn Parallel,
+    pub weights: &'a dyn WeightStore,
+    pub ropes: &'a [RopeTable],
+    pub precision: &'a PrecisionTable,
+    pub cancel: &'a CancelFlag,
+    pub layers: usize,
+    pub embd: usize,
+}
+
+/// Some tokens on their way through the layers.
+pub struct Pass<'a> {
+    cx: Context<'a>,
+    kv: &'a mut KvCache,
+    seq: &'a Sequence,
+    s: &'a mut Scratch,
+    tokens: &'a [u32],
+    positions: &'a [u32],
+    /// Index of the first token among those that were prepared in the sequence.
+    start: usize,
+    /// Tokens whose logits are asked for.
+    outputs: Range<usize>,
+    /// Rows of logits that earlier passes of the same step have written.
+    written: usize,
+    /// Rows that are still computed: all tokens, or in the end only `outputs`.
+    rows: Range<usize>,
+}
+
+/// The tokens of a pass.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens<'a> {
+    pub ids: &'a [u32],
+    pub positions: &'a [u32],
+    /// Index of the first among the tokens of the step.
+    pub start: usize,
+}
+
+impl std::fmt::Debug for Pass<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pass")
+            .field("tokens", &self.tokens.len())
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The first `n` rows of a buffer.
+fn rows(buffer: &[f32], n: usize, width: usize) -> &[f32] {
+    &buffer[..n * width]
+}
+
+fn rows_mut(buffer: &mut [f32], n: usize, width: usize) -> &mut [f32] {
+    &mut buffer[..n * width]
+}
+
+/// Whole rows, some [`PIECE`] values together.
+fn piece(width: usize) -> usize {
+    (PIECE / width.max(1)).max(1) * width
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(
+        cx: Context<'a>,
+        kv: &'a mut KvCache,
+        seq: &'a Sequence,
+        s: &'a mut Scratch,
+        tokens: Tokens<'a>,
+        (outputs, written): (Range<usize>, usize),
+    ) -> Self {
+        let Tokens { ids, positions, start } = tokens;
+        Pass { cx, kv, seq, s, tokens: ids, positions, start, outputs, written, rows: 0..ids.len() }
+    }
+
+    fn n(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The weights of the next block. Between blocks is where a cancel takes effect.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`], and what reading weights may bring.
+    pub fn unit(&mut self, unit: UnitId) -> Result<UnitGuard<'a>> {
+        self.cx.cancel.check()?;
+        self.cx.weights.acquire(unit)
+    }
+
+    /// `x = scale * E[token]`.
+    ///
+    /// # Errors
+    /// What reading weights may bring.
+    pub fn embed(&mut self, embedding: &Embedding, scale: f32) -> Result<()> {
+        self.cx.cancel.check()?;
+        let (cx, embd, tokens) = (&self.cx, self.cx.embd, self.tokens);
+        let failed = Mutex::new(None);
+        let per_piece = piece(embd);
+        for_each_piece(cx.par, rows_mut(&mut self.s.x, tokens.len(), embd), per_piece, &|index, x| {
+            let first = index * (per_piece / embd);
+            for (row, &token) in x.chunks_exact_mut(embd).zip(tokens.iter().skip(first)) {
+                if let Err(error) = cx.weights.row(embedding.table, token as usize, row) {
+                    failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+                }
+            }
+            if scale != 1.0 {
+                cx.kernels.scale_in_place(x, scale);
+            }
+        });
+        failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+    }
+
+    /// `h = rms_norm(x)`.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn rms_norm(&mut self, weight: VectorRef, eps: f32) -> Result<()> {
+        let (n, embd, cx) = (self.n(), self.cx.embd, &self.cx);
+        let weight = cx.weights.vector(weight)?;
+        let (per_piece, s) = (piece(embd), &mut *self.s);
+        let x = rows(&s.x, n, embd);
+        for_each_piece(cx.par, rows_mut(&mut s.h, n, embd), per_piece, &|index, h| {
+            let x = &x[index * per_piece..][..h.len()];
+            cx.kernels.rms_norm(x, Some(weight), eps, h, embd);
+        });
+        Ok(())
+    }
+
+    /// `h = rms_norm(h)`, for architectures that norm a block's result too.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn post_norm(&mut self, weight: VectorRef, eps: f32) -> Result<()> {
+        let (n, embd) = (self.n(), self.cx.embd);
+        norm_rows(&self.cx, rows_mut(&mut self.s.h, n, embd), weight, eps, embd)
+    }
+
+    /// `x += h`.
+    pub fn add_residual(&mut self) {
+        let (n, embd, cx) = (self.n(), self.cx.embd, &self.cx);
+        let s = &mut *self.s;
+        let h = rows(&s.h, n, embd);
+        let per_piece = piece(embd);
+        for_each_piece(cx.par, rows_mut(&mut s.x, n, embd), per_piece, &|index, x| {
+            cx.kernels.add_in_place(x, &h[index * per_piece..][..x.len()]);
+        });
+    }
+
+    /// `q, k, v = W h + b`.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn qkv(&mut self, unit: &UnitGuard<'_>, attention: &Attention) -> Result<()> {
+        let (n, cx, spec, s) = (self.n(), &self.cx, attention.spec, &mut *self.s);
+        let outputs = [
+            (attention.q.weights(unit, cx.weights)?, rows_mut(&mut s.q, n, spec.q_width())),
+            (attention.k.weights(unit, cx.weights)?, rows_mut(&mut s.k, n, spec.k_width())),
+            (attention.v.weights(unit, cx.weights)?, rows_mut(&mut s.v, n, spec.v_width())),
+        ];
+        product(cx, Role::Qkv, &mut s.act, (rows(&s.h, n, cx.embd), n, cx.embd), outputs);
+        Ok(())
+    }
+
+    /// `q, k = rms_norm` of each head, where the architecture has it.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn head_norms(&mut self, attention: &Attention, eps: f32) -> Result<()> {
+        let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
+        let k_dim = spec.shape.k_dim;
+        if let Some(weight) = attention.q_norm {
+            norm_rows(&self.cx, rows_mut(&mut s.q, n, spec.q_width()), weight, eps, k_dim)?;
+        }
+        if let Some(weight) = attention.k_norm {
+            norm_rows(&self.cx, rows_mut(&mut s.k, n, spec.k_width()), weight, eps, k_dim)?;
+        }
+        Ok(())
+    }
+
+    /// Rotates q and k to their positions, unless the layer has none (NoPE).
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn rope(&mut self, attention: &Attention) -> Result<()> {
+        let (n, spec, s, cx) = (self.n(), attention.spec, &mut *self.s, &self.cx);
+        let Some(rope) = spec.rope else { return Ok(()) };
+        let rope = cx.ropes.get(rope).ok_or_else(|| Error::internal(format!("no RoPE {rope}")))?;
+        let (shape, positions) = (spec.shape, self.positions);
+        for (x, heads) in [(&mut s.q, shape.heads), (&mut s.k, shape.kv_heads)] {
+            let width = heads * shape.k_dim;
+            let per_piece = piece(width);
+            for_each_piece(cx.par, rows_mut(x, n, width), per_piece, &|index, x| {
+                let positions = &positions[index * (per_piece / width)..][..x.len() / width];
+                cx.kernels.rope(x, heads, shape.k_dim, rope, positions);
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts k and v into the cache.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn store_kv(&mut self, layer: usize, attention: &Attention) -> Result<()> {
+        let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
+        let (k, v) = (rows(&s.k, n, spec.k_width()), rows(&s.v, n, spec.v_width()));
+        self.kv.write(self.cx.kernels, self.seq, layer, self.start, k, v)
+    }
+
+    /// In the last layer, after its keys and values are stored, only the rows whose logits are asked for matter: drops
+    /// the others, and is false when none is left.
+    pub fn is_wanted(&mut self, layer: usize, attention: &Attention) -> bool {
+        if layer + 1 == self.cx.layers && self.outputs.len() < self.n() {
+            let (first, end) = (self.outputs.start, self.outputs.end);
+            for (buffer, width) in [(&mut self.s.x, self.cx.embd), (&mut self.s.q, attention.spec.q_width())]
+            {
+                buffer.copy_within(first * width..end * width, 0);
+            }
+            self.rows = self.outputs.clone();
+        }
+        self.n() > 0
+    }
+
+    /// `a = softmax(scale * q kᵀ) v` over the cache.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn attend(&mut self, layer: usize, attention: &Attention) -> Result<()> {
+        let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
+        let shape = spec.shape;
+        self.cx.kernels.attention(
+            self.cx.par,
+            &mut AttentionJob {
+                q: rows(&s.q, n, spec.q_width()),
+                n,
+                first_pos: self.seq.len() + self.start + self.rows.start,
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                k_dim: shape.k_dim,
+                v_dim: shape.v_dim,
+                kv: self.kv.pages(self.seq, layer)?,
+                scale: spec.scale,
+                soft_cap: spec.soft_cap,
+                window: spec.window,
+                sinks: None,
+                scratch: &mut s.attention,
+                out: rows_mut(&mut s.a, n, spec.out_width()),
+            },
+        );
+        Ok(())
+    }
+
+    /// `h = W a`.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn attention_output(&mut self, unit: &UnitGuard<'_>, attention: &Attention) -> Result<()> {
+        let (n, cx, s) = (self.n(), &self.cx, &mut *self.s);
+        let width = attention.spec.out_width();
+        let outputs = [(attention.out.weights(unit, cx.weights)?, rows_mut(&mut s.h, n, cx.embd))];
+        product(cx, Role::AttentionOutput, &mut s.act, (rows(&s.a, n, width), n, width), outputs);
+        Ok(())
+    }
+
+    /// `gate, up = W h`.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn gate_up(&mut self, unit: &UnitGuard<'_>, ffn: &Ffn) -> Result<()> {
+        let (n, cx, s) = (self.n(), &self.cx, &mut *self.s);
+        let outputs = [
+            (ffn.gate.weights(unit, cx.weights)?, rows_mut(&mut s.gate, n, ffn.ff)),
+            (ffn.up.weights(unit, cx.weights)?, rows_mut(&mut s.up, n, ffn.ff)),
+        ];
+        product(cx, Role::GateUp, &mut s.act, (rows(&s.h, n, cx.embd), n, cx.embd), outputs);
+        Ok(())
+    }
+
+    /// `gate = silu(gate) * up`.
+    pub fn silu_mul(&mut self, ffn: &Ffn) {
+        self.gated(ffn, Kernels::silu_mul);
+    }
+
+    /// `gate = gelu(gate) * up`, with the tanh approximation.
+    pub fn gelu_mul(&mut self, ffn: &Ffn) {
+        self.gated(ffn, Kernels::gelu_mul);
+    }
+
+    fn gated(&mut self, ffn: &Ffn, gated: fn(&Kernels, &mut [f32], &[f32])) {
+        let (n, cx, s) = (self.n(), &self.cx, &mut *self.s);
+        let up = rows(&s.up, n, ffn.ff);
+        for_each_piece(cx.par, rows_mut(&mut s.gate, n, ffn.ff), PIECE, &|index, gate| {
+            gated(cx.kernels, gate, &up[index * PIECE..][..gate.len()]);
+        });
+    }
+
+    /// `h = W gate`.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn down(&mut self, unit: &UnitGuard<'_>, ffn: &Ffn) -> Result<()> {
+        let (n, ff, cx, s) = (self.n(), ffn.ff, &self.cx, &mut *self.s);
+        let outputs = [(ffn.down.weights(unit, cx.weights)?, rows_mut(&mut s.h, n, cx.embd))];
+        product(cx, Role::Down, &mut s.act, (rows(&s.gate, n, ff), n, ff), outputs);
+        Ok(())
+    }
+
+    /// Logits of the rows asked for: `soft_cap(W rms_norm(x))`.
+    ///
+    /// # Errors
+    /// What reading weights may bring.
+    pub fn logits(&mut self, head: &Head, eps: f32) -> Result<()> {
+        let (n, embd) = (self.n(), self.cx.embd);
+        self.rms_norm(head.norm, eps)?;
+        let unit = self.unit(head.unit)?;
+        let (cx, s) = (&self.cx, &mut *self.s);
+        let vocab = head.weight.rows();
+        let logits = &mut s.logits[self.written * vocab..][..n * vocab];
+        let outputs = [(head.weight.weights(&unit, cx.weights)?, &mut *logits)];
+        product(cx, Role::Head, &mut s.act, (rows(&s.h, n, embd), n, embd), outputs);
+        if let Some(cap) = head.soft_cap {
+            for_each_piece(cx.par, logits, PIECE, &|_, logits| cx.kernels.soft_cap(logits, cap));
+        }
+        Ok(())
+    }
+}
+
+/// In-place RMS norm of rows of `width` values.
+fn norm_rows(cx: &Context<'_>, x: &mut [f32], weight: VectorRef, eps: f32, width: usize) -> Result<()> {
+    let weight = cx.weights.vector(weight)?;
+    for_each_piece(cx.par, x, piece(width), &|_, x| {
+        cx.kernels.rms_norm_in_place(x, Some(weight), eps, width);
+    });
+    Ok(())
+}
+
+/// Products of one input with several matrices, in one parallel region: fewer barriers, and no thread idles at the end of
+/// a small matrix.
+fn product<const N: usize>(
+    cx: &Context<'_>,
+    role: Role,
+    act: &mut Activations,
+    (x, n, cols): (&[f32], usize, usize),
+    outputs: [(Weights<'_>, &mut [f32]); N],
+) {
+    let precision = cx.precision.get(role);
+    let need =
+        outputs.iter().fold(Need::default(), |need, (w, _)| need.and(Need::of(&[(&w.matrix, precision)])));
+    act.set(cx.kernels, cx.par, x, n, cols, need);
+    let act = &*act;
+    let mut jobs = outputs.map(|(w, y)| Job { w: w.matrix, x: act, precision, y, bias: w.bias });
+    cx.kernels.matmul(cx.par, &mut jobs);
+}

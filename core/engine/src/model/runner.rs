@@ -1,0 +1,255 @@
+//! Runs a model: sequences in, logits out.
+
+use super::forward::{Forward, Outputs};
+use super::loaded::LoadedModel;
+use super::pass::{Context, Pass, Tokens};
+use super::precision::PrecisionTable;
+use super::scratch::{Scratch, ScratchPlan};
+use crate::kv::{KvCache, KvGeometry, KvOptions, Sequence};
+use crate::memory::Accountant;
+use crate::{CancelFlag, Error, Result};
+use pannier_kernels::{Kernels, Parallel, RopeTable};
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// How a model is run.
+#[derive(Clone, Debug)]
+pub struct RunnerOptions {
+    /// The most tokens that are computed together; more cost scratch memory and gain little.
+    pub chunk: usize,
+    /// The KV cache.
+    pub kv: KvOptions,
+    /// How activations are rounded.
+    pub precision: PrecisionTable,
+    /// The kernels; the fastest of the machine if absent.
+    pub kernels: Option<&'static Kernels>,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        RunnerOptions {
+            chunk: 512,
+            kv: KvOptions::default(),
+            precision: PrecisionTable::DEFAULT,
+            kernels: None,
+        }
+    }
+}
+
+/// A model with the buffers and the KV cache to run it.
+pub struct Runner {
+    model: Arc<LoadedModel>,
+    par: Arc<dyn Parallel + Send + Sync>,
+    kernels: &'static Kernels,
+    precision: PrecisionTable,
+    accountant: Accountant,
+    kv: KvCache,
+    scratch: Scratch,
+    ropes: Vec<RopeTable>,
+    positions: Vec<u32>,
+    chunk: usize,
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner")
+            .field("arch", &self.model.spec().arch)
+            .field("isa", &self.kernels.isa())
+            .field("threads", &self.par.threads())
+            .field("chunk", &self.chunk)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Runner {
+    /// Takes the scratch memory from the budget; the KV cache grows later.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBudget`], and RoPE parameters that make no sense.
+    pub fn new(
+        model: Arc<LoadedModel>,
+        par: Arc<dyn Parallel + Send + Sync>,
+        options: &RunnerOptions,
+        accountant: &Accountant,
+    ) -> Result<Runner> {
+        let spec = model.spec();
+        // More rows than the context has would only be memory.
+        let chunk = options.chunk.clamp(1, spec.context.max(1));
+        let plan = ScratchPlan {
+            spec,
+            products: model.products(),
+            precision: &options.precision,
+            chunk,
+            threads: par.threads(),
+        };
+        let scratch = Scratch::new(&plan, accountant)?;
+        let geometries: Vec<KvGeometry> = spec.attention.iter().map(|layer| layer.kv()).collect();
+        let kv = KvCache::new(&geometries, options.kv, accountant)?;
+        let ropes =
+            spec.ropes.iter().map(|rope| rope.table(model.weights(), chunk)).collect::<Result<Vec<_>>>()?;
+        Ok(Runner {
+            kernels: options.kernels.unwrap_or_else(Kernels::detect),
+            precision: options.precision,
+            accountant: accountant.clone(),
+            kv,
+            scratch,
+            ropes,
+            positions: Vec::with_capacity(chunk),
+            chunk,
+            par,
+            model,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<LoadedModel> {
+        &self.model
+    }
+
+    /// The kernels that it runs with.
+    pub fn kernels(&self) -> &'static Kernels {
+        self.kernels
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> usize {
+        self.par.threads()
+    }
+
+    /// The most tokens that are computed together.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// The KV cache.
+    pub fn kv(&mut self) -> &mut KvCache {
+        &mut self.kv
+    }
+
+    /// A second sequence with the same tokens; cheap.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn fork(&mut self, seq: &Sequence) -> Result<Sequence> {
+        self.kv.fork(seq)
+    }
+
+    fn check(&self, seq: &Sequence, tokens: &[u32]) -> Result<()> {
+        let spec = self.model.spec();
+        let needed = seq.len().saturating_add(tokens.len());
+        if needed > spec.context {
+            return Err(Error::ContextFull { needed, limit: spec.context });
+        }
+        match tokens.iter().position(|&token| token as usize >= spec.vocab) {
+            Some(index) => Err(Error::TokenOutOfRange {
+                token: tokens.get(index).copied().unwrap_or_default(),
+                index,
+                vocab: spec.vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// All chunks of a step; the sequence has room for them. The rows of logits asked for end up in the scratch.
+    fn run(
+        &mut self,
+        seq: &Sequence,
+        tokens: &[u32],
+        outputs: Range<usize>,
+        cancel: &CancelFlag,
+    ) -> Result<()> {
+        let mut written = 0;
+        if !outputs.is_empty() {
+            self.scratch.fit_logits(outputs.len(), &self.accountant)?;
+        }
+        for (index, tokens) in tokens.chunks(self.chunk).enumerate() {
+            let start = index * self.chunk;
+            let wanted = |at: usize| at.saturating_sub(start).min(tokens.len());
+            let first = seq.len() + start;
+            self.positions.clear();
+            self.positions.extend((first..first + tokens.len()).map(|position| position as u32));
+            self.ropes.iter_mut().for_each(|rope| rope.prepare(&self.positions));
+            self.scratch.fit(tokens.len())?;
+            let cx = Context {
+                kernels: self.kernels,
+                par: &*self.par,
+                weights: self.model.weights(),
+                ropes: &self.ropes,
+                precision: &self.precision,
+                cancel,
+                layers: self.model.spec().layers,
+                embd: self.model.spec().embd,
+            };
+            let outputs = wanted(outputs.start)..wanted(outputs.end);
+            let rows = outputs.len();
+            let tokens = Tokens { ids: tokens, positions: &self.positions, start };
+            let mut pass = Pass::new(cx, &mut self.kv, seq, &mut self.scratch, tokens, (outputs, written));
+            self.model.arch().forward(&mut pass)?;
+            written += rows;
+        }
+        Ok(())
+    }
+}
+
+impl Forward for Runner {
+    type Seq = Sequence;
+
+    fn new_seq(&mut self) -> Result<Sequence> {
+        Ok(self.kv.new_sequence())
+    }
+
+    fn vocab(&self) -> usize {
+        self.model.spec().vocab
+    }
+
+    fn context(&self) -> usize {
+        self.model.spec().context
+    }
+
+    fn step(
+        &mut self,
+        seq: &mut Sequence,
+        tokens: &[u32],
+        outputs: Outputs,
+        cancel: &CancelFlag,
+    ) -> Result<&[f32]> {
+        self.check(seq, tokens)?;
+        let outputs = outputs.rows(tokens.len());
+        if tokens.is_empty() {
+            return Ok(&[]);
+        }
+        self.kv.prepare(seq, tokens.len())?;
+        // A panic is a bug of ours; what it may have left half done (floats in buffers, keys behind the end of the
+        // sequence) is never read.
+        let result = catch_unwind(AssertUnwindSafe(|| self.run(seq, tokens, outputs.clone(), cancel)))
+            .unwrap_or_else(|panic| Err(Error::internal(message(&*panic))));
+        match result {
+            Ok(()) => {
+                self.kv.commit(seq, tokens.len());
+                Ok(self.scratch.logits.get(..outputs.len() * self.model.spec().vocab).unwrap_or(&[]))
+            }
+            Err(error) => {
+                self.kv.rollback(seq);
+                Err(error)
+            }
+        }
+    }
+
+    fn truncate(&mut self, seq: &mut Sequence, len: usize) -> Result<()> {
+        self.kv.truncate(seq, len)
+    }
+
+    fn len(seq: &Sequence) -> usize {
+        seq.len()
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a task panicked".to_owned())
+}
