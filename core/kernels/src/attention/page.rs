@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::rows::F16Rows;
 use super::schedule::Tile;
 use super::scratch::ROW_BLOCK;
-use super::stages::Scores;
+use super::stages::{Block, Scores};
 use super::work::Work;
 use super::{PAGE_TOKENS, PART_TOKENS};
 use crate::isa::Kernels;
@@ -56,40 +56,37 @@ impl Kernels {
         let span = spans.start.max(part * PART_TOKENS)..spans.end.min((part + 1) * PART_TOKENS);
         for index in span.start / PAGE_TOKENS..span.end.div_ceil(PAGE_TOKENS) {
             let page = Page::new(tile, index);
-            if (index + 1) * PAGE_TOKENS < span.end {
-                // The blocks of one head are short streams at distant addresses: hardware prefetch starts anew, and late, on each.
-                let next = Page::new(tile, index + 1);
-                call!(self, prefetch(next.keys.data()));
-                call!(self, prefetch(next.values.data()));
-            }
+            let next = if (index + 1) * PAGE_TOKENS < span.end { Page::new(tile, index + 1) } else { page };
             if tiled(tile) {
-                self.page_tiled(tile, page, work);
+                self.page_tiled(tile, page, next, work);
             } else {
-                self.page_direct(tile, page, work);
+                self.page_direct(tile, page, next, work);
             }
         }
     }
 
-    fn page_direct(&self, tile: &Tile<'_>, page: Page<'_>, work: &mut Work<'_>) {
+    fn page_direct(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
         let mut row = 0;
         while row < tile.rows {
             // Rows of one query see the same slots; rows of different queries are separated here.
-            let block = (tile.heads - row % tile.heads).min(tile.rows - row).min(ROW_BLOCK);
+            let rows = (tile.heads - row % tile.heads).min(tile.rows - row).min(ROW_BLOCK);
             let slots = slots(tile, row, page.index);
             if !slots.is_empty() {
-                call!(self, scores_f16(page.keys, &slots, row, block, work));
+                let keys = Block { page: page.keys, next: next.keys, slots: &slots, row, rows };
+                call!(self, scores_f16(&keys, work));
                 let mut factors = [1.0; ROW_BLOCK];
-                for (r, factor) in factors.iter_mut().enumerate().take(block) {
+                for (r, factor) in factors.iter_mut().enumerate().take(rows) {
                     *factor = call!(self, soften(scores(tile), &slots, row + r, work));
                 }
-                call!(self, values_f16(page.values, &slots, row, &factors[..block], work));
+                let values = Block { page: page.values, next: next.values, ..keys };
+                call!(self, values_f16(&values, &factors, work));
             }
-            row += block;
+            row += rows;
         }
     }
 
-    fn page_tiled(&self, tile: &Tile<'_>, page: Page<'_>, work: &mut Work<'_>) {
-        call!(self, convert_f16(page.keys, page.values, work));
+    fn page_tiled(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
+        call!(self, convert_f16([page.keys, page.values], [next.keys, next.values], work));
         for row in (0..tile.rows).step_by(ROW_BLOCK) {
             let rows = ROW_BLOCK.min(tile.rows - row);
             let mut spans = [const { 0..0 }; ROW_BLOCK];
@@ -124,13 +121,15 @@ impl Kernels {
         let together =
             spans.len() == ROW_BLOCK && spans.iter().all(|span| span.start == start) && end > start;
         if together {
-            call!(self, values_f32(&(start..end), row, factors, work));
+            let block = Block { page: (), next: (), slots: &(start..end), row, rows: ROW_BLOCK };
+            call!(self, values_f32(&block, factors, work));
             *factors = [1.0; ROW_BLOCK];
         }
         for (r, span) in spans.iter().enumerate() {
             let rest = if together { end..span.end } else { span.clone() };
             if !rest.is_empty() {
-                call!(self, values_f32(&rest, row + r, &factors[r..r + 1], work));
+                let block = Block { page: (), next: (), slots: &rest, row: row + r, rows: 1 };
+                call!(self, values_f32(&block, &[factors[r]; ROW_BLOCK], work));
             }
         }
     }

@@ -1,5 +1,9 @@
 //! The stages of a page: scores, softmax, weighted values. Each is one function per ISA, small enough to keep its loops in registers.
 
+// Register tiles are arrays with constant bounds; a closure or iterator adaptor between a loop and an intrinsic would be compiled
+// without the ISA's features.
+#![allow(clippy::needless_range_loop)]
+
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -10,14 +14,6 @@ use super::work::{State, Work};
 use crate::math::{self, LANES, Lanes};
 use crate::vecops::soft_capped;
 
-/// Hints that `data` is read soon.
-#[inline(always)]
-pub(crate) fn prefetch<S: Lanes>(s: S, data: &[u16]) {
-    for line in data.chunks(32) {
-        s.prefetch(line.as_ptr());
-    }
-}
-
 /// Factor and cap of the scores.
 #[derive(Clone, Copy)]
 pub(crate) struct Scores {
@@ -25,27 +21,34 @@ pub(crate) struct Scores {
     pub soft_cap: Option<f32>,
 }
 
-/// Dot products of up to four rows (`row .. row + block`) with the keys of a page, straight from it. Whole halves of the page are
-/// computed; what lies outside `slots` is not used later.
+/// Up to four rows of a tile that see the same slots of a page.
+#[derive(Clone, Copy)]
+pub(crate) struct Block<'a, R> {
+    /// Keys or values of the page.
+    pub page: R,
+    /// Those of the next page, which are fetched meanwhile: the rows of one head in one page are a short stream at a distant
+    /// address, on which hardware prefetch starts anew, and late.
+    pub next: R,
+    pub slots: &'a Range<usize>,
+    /// First row.
+    pub row: usize,
+    pub rows: usize,
+}
+
+/// Dot products of a block with the keys of a page, straight from it. Whole halves of the page are computed; what lies outside the slots
+/// is not used later.
 #[inline(always)]
-pub(crate) fn scores_f16<S: Lanes>(
-    s: S,
-    keys: F16Rows<'_>,
-    slots: &Range<usize>,
-    row: usize,
-    block: usize,
-    work: &mut Work<'_>,
-) {
-    for half in slots.start / LANES..slots.end.div_ceil(LANES) {
-        match (block, S::WIDE) {
-            (1, true) => scores_half::<S, _, 1, 8>(s, keys, half, row, work),
-            (2, true) => scores_half::<S, _, 2, 8>(s, keys, half, row, work),
-            (3, true) => scores_half::<S, _, 3, 4>(s, keys, half, row, work),
-            (_, true) => scores_half::<S, _, 4, 4>(s, keys, half, row, work),
-            (1, false) => scores_half::<S, _, 1, 4>(s, keys, half, row, work),
-            (2, false) => scores_half::<S, _, 2, 2>(s, keys, half, row, work),
-            (3, false) => scores_half::<S, _, 3, 1>(s, keys, half, row, work),
-            (_, false) => scores_half::<S, _, 4, 1>(s, keys, half, row, work),
+pub(crate) fn scores_f16<S: Lanes>(s: S, block: &Block<'_, F16Rows<'_>>, work: &mut Work<'_>) {
+    for half in block.slots.start / LANES..block.slots.end.div_ceil(LANES) {
+        match (block.rows, S::WIDE) {
+            (1, true) => scores_half::<S, _, 1, 8>(s, block, half, work),
+            (2, true) => scores_half::<S, _, 2, 8>(s, block, half, work),
+            (3, true) => scores_half::<S, _, 3, 4>(s, block, half, work),
+            (_, true) => scores_half::<S, _, 4, 4>(s, block, half, work),
+            (1, false) => scores_half::<S, _, 1, 4>(s, block, half, work),
+            (2, false) => scores_half::<S, _, 2, 2>(s, block, half, work),
+            (3, false) => scores_half::<S, _, 3, 1>(s, block, half, work),
+            (_, false) => scores_half::<S, _, 4, 1>(s, block, half, work),
         }
     }
 }
@@ -54,16 +57,19 @@ pub(crate) fn scores_f16<S: Lanes>(
 #[inline(always)]
 fn scores_half<S: Lanes, K: Rows, const M: usize, const T: usize>(
     s: S,
-    keys: K,
+    block: &Block<'_, K>,
     half: usize,
-    row: usize,
     work: &mut Work<'_>,
 ) {
+    let Block { page: keys, next, row, .. } = *block;
     let chunks = work.kp / LANES;
     let q = &work.q[row * work.kp..(row + M) * work.kp];
     assert!(half < 2 && keys.whole_chunks() >= chunks);
     let mut sums: [[MaybeUninit<S::V>; LANES]; M] = [[const { MaybeUninit::uninit() }; LANES]; M];
     for first in (0..LANES).step_by(T) {
+        for t in 0..T {
+            keys.prefetch(s, half * LANES + first + t, next);
+        }
         let mut acc = [[s.splat(0.0); M]; T];
         for c in 0..chunks {
             let mut queries = [s.splat(0.0); M];
@@ -134,21 +140,19 @@ pub(crate) fn soften<S: Lanes>(
     factor
 }
 
-/// `acc = acc * factor + sum p[t] v[t]` over `slots`, for up to four rows, straight from the page.
+/// `acc = acc * factor + sum p[t] v[t]` over the slots, straight from the page.
 #[inline(always)]
 pub(crate) fn values_f16<S: Lanes>(
     s: S,
-    values: F16Rows<'_>,
-    slots: &Range<usize>,
-    row: usize,
-    factors: &[f32],
+    block: &Block<'_, F16Rows<'_>>,
+    factors: &[f32; ROW_BLOCK],
     work: &mut Work<'_>,
 ) {
-    match factors.len() {
-        1 => add_rows::<S, _, 1>(s, values, slots, row, factors, work),
-        2 => add_rows::<S, _, 2>(s, values, slots, row, factors, work),
-        3 => add_rows::<S, _, 3>(s, values, slots, row, factors, work),
-        _ => add_rows::<S, _, 4>(s, values, slots, row, factors, work),
+    match block.rows {
+        1 => add_rows::<S, _, 1>(s, block, factors, work),
+        2 => add_rows::<S, _, 2>(s, block, factors, work),
+        3 => add_rows::<S, _, 3>(s, block, factors, work),
+        _ => add_rows::<S, _, 4>(s, block, factors, work),
     }
 }
 
@@ -156,31 +160,26 @@ pub(crate) fn values_f16<S: Lanes>(
 #[inline(always)]
 pub(crate) fn values_f32<S: Lanes>(
     s: S,
-    slots: &Range<usize>,
-    row: usize,
-    factors: &[f32],
+    block: &Block<'_, ()>,
+    factors: &[f32; ROW_BLOCK],
     work: &mut Work<'_>,
 ) {
     // The converted values are read while the rest of the working memory is written.
-    let page = std::mem::take(&mut work.values);
-    let values = F32Rows::new(page, work.vp);
-    if factors.len() == ROW_BLOCK {
-        add_rows::<S, _, ROW_BLOCK>(s, values, slots, row, factors, work);
-    } else {
-        for (r, factor) in factors.iter().enumerate() {
-            add_rows::<S, _, 1>(s, values, slots, row + r, &[*factor], work);
-        }
+    let values = std::mem::take(&mut work.values);
+    let page = F32Rows::new(values, work.vp);
+    let block = Block { page, next: page, slots: block.slots, row: block.row, rows: block.rows };
+    match block.rows {
+        1 => add_rows::<S, _, 1>(s, &block, factors, work),
+        _ => add_rows::<S, _, ROW_BLOCK>(s, &block, factors, work),
     }
-    work.values = page;
+    work.values = values;
 }
 
 #[inline(always)]
 fn add_rows<S: Lanes, V: Rows, const M: usize>(
     s: S,
-    values: V,
-    slots: &Range<usize>,
-    row: usize,
-    factors: &[f32],
+    block: &Block<'_, V>,
+    factors: &[f32; ROW_BLOCK],
     work: &mut Work<'_>,
 ) {
     let chunks = work.vp / LANES;
@@ -192,33 +191,24 @@ fn add_rows<S: Lanes, V: Rows, const M: usize>(
     };
     let mut c = 0;
     while c < chunks {
-        match most.min(chunks - c) {
-            4.. => {
-                add_block::<S, V, M, 4>(s, values, slots, row, c, factors, work);
-                c += 4;
-            }
-            2..4 => {
-                add_block::<S, V, M, 2>(s, values, slots, row, c, factors, work);
-                c += 2;
-            }
-            _ => {
-                add_block::<S, V, M, 1>(s, values, slots, row, c, factors, work);
-                c += 1;
-            }
-        }
+        c += match most.min(chunks - c) {
+            4.. => add_block::<S, V, M, 4>(s, block, c, factors, work),
+            2..4 => add_block::<S, V, M, 2>(s, block, c, factors, work),
+            _ => add_block::<S, V, M, 1>(s, block, c, factors, work),
+        };
     }
 }
 
+/// `M` rows, `C` chunks of the values from `chunk` on. Returns `C`.
 #[inline(always)]
 fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
     s: S,
-    values: V,
-    slots: &Range<usize>,
-    row: usize,
+    block: &Block<'_, V>,
     chunk: usize,
-    factors: &[f32],
+    factors: &[f32; ROW_BLOCK],
     work: &mut Work<'_>,
-) {
+) -> usize {
+    let Block { page: values, next, slots, row, .. } = *block;
     let vp = work.vp;
     assert!(slots.end <= PAGE_TOKENS && (chunk + C) * LANES <= vp && chunk + C <= values.whole_chunks());
     let p = &work.p[row * PAGE_TOKENS..(row + M) * PAGE_TOKENS];
@@ -232,6 +222,9 @@ fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
         }
     }
     for t in slots.clone() {
+        if chunk == 0 {
+            values.prefetch(s, t, next);
+        }
         let mut v = [s.splat(0.0); C];
         for c in 0..C {
             // SAFETY: `t` is a slot of the page, `chunk + c` a whole chunk by the assertion.
@@ -250,11 +243,18 @@ fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
             s.store(acc[m][c], sixteen_mut(state, m * vp + (chunk + c) * LANES));
         }
     }
+    C
 }
 
 /// Converts a page to f32: keys to `[lane][chunk][position]`, so that a vector holds one k of sixteen positions; values row by row.
 #[inline(always)]
-pub(crate) fn convert_f16<S: Lanes>(s: S, keys: F16Rows<'_>, values: F16Rows<'_>, work: &mut Work<'_>) {
+pub(crate) fn convert_f16<S: Lanes>(
+    s: S,
+    page: [F16Rows<'_>; 2],
+    next: [F16Rows<'_>; 2],
+    work: &mut Work<'_>,
+) {
+    let [keys, values] = page;
     let chunks = work.kp / LANES;
     for chunk in 0..chunks {
         for half in 0..2 {
@@ -270,6 +270,8 @@ pub(crate) fn convert_f16<S: Lanes>(s: S, keys: F16Rows<'_>, values: F16Rows<'_>
         }
     }
     for t in 0..PAGE_TOKENS {
+        keys.prefetch(s, t, next[0]);
+        values.prefetch(s, t, next[1]);
         for chunk in 0..work.vp / LANES {
             let v = values.load_padded(s, t, chunk);
             s.store(v, sixteen_mut(work.values, t * work.vp + chunk * LANES));

@@ -70,6 +70,6 @@ pub(crate) fn silu<S: Arith>(s: S, x: S::V) -> S::V {
 #[inline(always)]
 pub(crate) fn gelu_tanh<S: Arith>(s: S, x: S::V) -> S::V {
     let inner = s.fma(s.mul(x, x), s.splat(0.044_715), s.splat(1.0));
-    let minus_2u = s.mul(s.mul(x, s.splat(-1.595_769_1)), inner);
+    let minus_2u = s.mul(s.mul(x, s.splat(-1.595_769)), inner);
     s.div(x, s.add(s.splat(1.0), exp(s, minus_2u)))
 }

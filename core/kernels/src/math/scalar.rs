@@ -52,7 +52,7 @@ pub fn ln(x: f32) -> f32 {
     let bits = x.to_bits().wrapping_add(0x3f80_0000 - SQRT_HALF);
     let k = (bits >> 23) as f32 - 127.0 + shift;
     let f = f32::from_bits((bits & 0x007f_ffff) + SQRT_HALF) - 1.0;
-    let mut p = 6.971_611_5e-2_f32;
+    let mut p = 6.971_612e-2_f32;
     for c in [
         -1.147_973_4e-1,
         1.168_542e-1,

@@ -30,10 +30,7 @@ macro_rules! vec_ops {
             from_f16: $crate::vecops::half::from_f16 = (x: &[u16], out: &mut [f32]) -> ();
             rope_heads: $crate::rope::rotate::heads = (x: &mut [f32], head_dim: usize, turn: $crate::rope::Turn<'_>) -> ();
             scores_f16: $crate::attention::stages::scores_f16 = (
-                keys: $crate::attention::rows::F16Rows<'_>,
-                slots: &std::ops::Range<usize>,
-                row: usize,
-                block: usize,
+                block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             scores_f32: $crate::attention::stages::scores_f32
@@ -45,28 +42,24 @@ macro_rules! vec_ops {
                 work: &mut $crate::attention::work::Work<'_>
             ) -> f32;
             values_f16: $crate::attention::stages::values_f16 = (
-                values: $crate::attention::rows::F16Rows<'_>,
-                slots: &std::ops::Range<usize>,
-                row: usize,
-                factors: &[f32],
+                block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,
+                factors: &[f32; 4],
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             values_f32: $crate::attention::stages::values_f32 = (
-                slots: &std::ops::Range<usize>,
-                row: usize,
-                factors: &[f32],
+                block: &$crate::attention::stages::Block<'_, ()>,
+                factors: &[f32; 4],
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             convert_f16: $crate::attention::stages::convert_f16 = (
-                keys: $crate::attention::rows::F16Rows<'_>,
-                values: $crate::attention::rows::F16Rows<'_>,
+                page: [$crate::attention::rows::F16Rows<'_>; 2],
+                next: [$crate::attention::rows::F16Rows<'_>; 2],
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             merge: $crate::attention::stages::merge = (
                 into: &mut $crate::attention::work::State<'_>,
                 from: &$crate::attention::work::State<'_>
             ) -> ();
-            prefetch: $crate::attention::stages::prefetch = (data: &[u16]) -> ();
         }
     };
 }
@@ -95,22 +88,22 @@ pub(crate) use fill_table;
 macro_rules! fill_entries {
     (($lanes:ty, $features:tt) $($name:ident: $path:path = ($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
         pub(crate) static TABLE: $crate::vecops::VecTable = $crate::vecops::VecTable {
-            $($name: $crate::vecops::entry!($features $lanes, $path, ($($arg: $ty),*) -> $ret),)*
+            $($name: $crate::vecops::entry!($features $lanes, $name: $path, ($($arg: $ty),*) -> $ret),)*
         };
     };
 }
 pub(crate) use fill_entries;
 
-/// The generic function at `path`, compiled for one instruction set.
+/// The generic function at `path`, compiled for one instruction set, under a name that profilers show.
 macro_rules! entry {
-    ([$(#[$feature:meta])*] $lanes:ty, $path:path, ($($arg:ident: $ty:ty),*) -> $ret:ty) => {{
+    ([$(#[$feature:meta])*] $lanes:ty, $name:ident: $path:path, ($($arg:ident: $ty:ty),*) -> $ret:ty) => {{
         $(#[$feature])*
-        unsafe fn entry($($arg: $ty),*) -> $ret {
+        unsafe fn $name($($arg: $ty),*) -> $ret {
             // SAFETY: whoever calls an entry of this table vouches for the instruction set.
             let lanes = unsafe { <$lanes as $crate::math::Lanes>::assume() };
             $path(lanes, $($arg),*)
         }
-        entry
+        $name
     }};
 }
 pub(crate) use entry;
