@@ -131,6 +131,12 @@ pub enum Error {
     Cancelled,
 
     // ---- answering
+    /// The model's vocabulary cannot be used, or it has none.
+    #[error(transparent)]
+    Tokenizer(#[from] pannier_tokenizer::TokenizerError),
+    /// The model's chat template cannot be used, or it refuses the conversation.
+    #[error(transparent)]
+    Template(#[from] pannier_tokenizer::TemplateError),
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] crate::sampling::SamplingError),

@@ -36,20 +36,6 @@ pub enum SessionError {
         /// What is allowed.
         range: &'static str,
     },
-    /// Text was given to, or stop strings were asked of, a model without a vocabulary.
-    #[error("{what} needs a vocabulary: {reason}")]
-    NoVocabulary {
-        /// What was asked for.
-        what: &'static str,
-        /// Why there is none.
-        reason: String,
-    },
-    /// A chat was asked of a model without a chat template.
-    #[error("chat needs a chat template: {reason}")]
-    NoTemplate {
-        /// Why there is none.
-        reason: String,
-    },
     /// The app's event handler panicked.
     #[error("the event handler panicked: {message}")]
     SinkPanicked {

@@ -72,7 +72,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             let sampler = new_sampler(model, &mut options, &prompt)?;
             let bytes = sampler.buffer_bytes() as u64;
             let buffers = model.accountant.reserve(Category::Scratch, bytes)?;
-            let text = TextStream::new(model.tokenizer.as_ref().ok(), &options.stop)?;
+            let text = TextStream::new(&model.tokenizer, &options.stop)?;
             Ok((prompt, sampler, buffers, text))
         });
         let (prompt, sampler, buffers, text) = match prepared {
@@ -115,7 +115,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             if let Some(reason) = self.take(token) {
                 return Ok(reason);
             }
-            if self.stats.generated_tokens % MEMORY_EVERY == 0 {
+            if self.stats.generated_tokens.is_multiple_of(MEMORY_EVERY) {
                 self.measure_memory();
             }
             self.check()?;

@@ -4,8 +4,9 @@
 //! session keeps what it has read. A generation tells its progress in [`GenerationEvent`]s and ends in exactly one terminal
 //! event. Events are delivered while no lock is held: a slow handler delays its own generation only.
 //!
-//! A [`Session`] continues prompts.
+//! A [`Session`] continues prompts; a [`ChatSession`] keeps a conversation and renders it with the model's chat template.
 
+mod chat;
 mod clock;
 mod control;
 mod core;
@@ -20,13 +21,15 @@ mod stop;
 mod text;
 mod turnstile;
 
-pub use clock::{Clock, MonotonicClock};
+pub use chat::{ChatOptions, ChatSession};
+pub use clock::{Clock, MonotonicClock, utc_now};
 pub use control::Canceller;
 pub use core::Sink;
 pub use error::SessionError;
 pub use event::{Completion, FinishReason, GenerationEvent, GenerationStats, Notice};
 pub use model::{Model, ModelParts};
 pub use options::{GenerationOptions, Prompt};
+pub use pannier_tokenizer::{ChatMessage, LocalTime, Role};
 pub use raw::Session;
 pub use spawn::GenerationHandle;
 pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};

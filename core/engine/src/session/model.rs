@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use pannier_tokenizer::{EncodeOptions, Tokenizer};
+use pannier_tokenizer::{ChatTemplate, EncodeOptions, TemplateError, Tokenizer, TokenizerError};
 
 use super::core::SessionCore;
 use super::turnstile::Turnstile;
-use super::{Clock, MonotonicClock, Session, SessionError};
+use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError};
 use crate::memory::{Accountant, MemoryProbe, SystemMemory};
 use crate::model::Forward;
 use crate::{Error, Result};
@@ -15,8 +15,10 @@ use crate::{Error, Result};
 pub struct ModelParts<F> {
     /// Runs the forward passes.
     pub forward: F,
-    /// The vocabulary, or why there is none.
-    pub tokenizer: Result<Arc<Tokenizer>, String>,
+    /// The vocabulary, or why there is none: what needs one gives this error.
+    pub tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
+    /// The chat template, or why there is none: chats give this error.
+    pub template: Result<Arc<ChatTemplate>, TemplateError>,
     /// The most prompt tokens per forward pass. Other sessions wait for at most one pass.
     pub prefill_chunk: usize,
     /// The time.
@@ -33,7 +35,8 @@ impl<F: Forward> ModelParts<F> {
     pub fn new(forward: F) -> Self {
         Self {
             forward,
-            tokenizer: Err("the file has none".to_owned()),
+            tokenizer: Err(TokenizerError::NoVocabulary { model: "absent".to_owned() }),
+            template: Err(TemplateError::NoTemplate),
             prefill_chunk: 512,
             clock: Arc::new(MonotonicClock::default()),
             memory: Arc::new(SystemMemory),
@@ -48,7 +51,8 @@ impl<F: Forward> ModelParts<F> {
 /// the memory.
 pub struct Model<F: Forward> {
     pub(super) forward: Turnstile<F>,
-    pub(super) tokenizer: Result<Arc<Tokenizer>, String>,
+    pub(super) tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
+    template: Result<Arc<ChatTemplate>, TemplateError>,
     pub(super) vocab: usize,
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
@@ -67,6 +71,7 @@ impl<F: Forward> Model<F> {
             context: parts.forward.context(),
             forward: Turnstile::new(parts.forward),
             tokenizer: parts.tokenizer,
+            template: parts.template,
             prefill_chunk: parts.prefill_chunk.max(1),
             clock: parts.clock,
             memory: parts.memory,
@@ -90,11 +95,17 @@ impl<F: Forward> Model<F> {
     /// The vocabulary.
     ///
     /// # Errors
-    /// [`SessionError::NoVocabulary`] if the model runs on ids only.
+    /// [`Error::Tokenizer`] if the model runs on ids only.
     pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
-        self.tokenizer
-            .as_ref()
-            .map_err(|reason| SessionError::NoVocabulary { what: "text", reason: reason.clone() }.into())
+        self.tokenizer.as_ref().map_err(|e| e.clone().into())
+    }
+
+    /// The chat template of the file.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if there is none, or it can't be compiled.
+    pub fn template(&self) -> Result<&Arc<ChatTemplate>> {
+        self.template.as_ref().map_err(|e| e.clone().into())
     }
 
     /// Who keeps the budget.
@@ -107,6 +118,19 @@ impl<F: Forward> Model<F> {
     #[must_use]
     pub fn session(self: &Arc<Self>) -> Session<F> {
         Session::new(self.new_core())
+    }
+
+    /// A session that keeps a conversation.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] or [`Error::Template`] if the model can't chat.
+    pub fn chat(self: &Arc<Self>, options: ChatOptions) -> Result<ChatSession<F>> {
+        self.tokenizer()?;
+        let template = match &options.template {
+            Some(template) => Arc::clone(template),
+            None => Arc::clone(self.template()?),
+        };
+        Ok(ChatSession::new(self.new_core(), template, options))
     }
 
     pub(super) fn new_core(self: &Arc<Self>) -> Arc<SessionCore<F>> {

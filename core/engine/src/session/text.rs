@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use pannier_tokenizer::{DecodeOptions, StreamDecoder, Tokenizer};
+use pannier_tokenizer::{DecodeOptions, StreamDecoder, Tokenizer, TokenizerError};
 
-use super::SessionError;
 use super::stop::{Found, StopMatcher};
+use crate::Result;
 use crate::sampling::TokenInfo;
 
 /// The text of one answer as it grows.
@@ -21,11 +21,12 @@ pub(super) struct TextStream {
 }
 
 impl TextStream {
-    pub fn new(tokenizer: Option<&Arc<Tokenizer>>, stop: &[String]) -> Result<Self, SessionError> {
-        if tokenizer.is_none() && !stop.is_empty() {
-            let reason = "this model runs on token ids".to_owned();
-            return Err(SessionError::NoVocabulary { what: "a stop string", reason });
-        }
+    pub fn new(tokenizer: &Result<Arc<Tokenizer>, TokenizerError>, stop: &[String]) -> Result<Self> {
+        let tokenizer = match tokenizer {
+            Ok(tokenizer) => Some(tokenizer),
+            Err(_) if stop.is_empty() => None,
+            Err(error) => return Err(error.clone().into()),
+        };
         // The answer goes on from the prompt, so a leading space is the model's own.
         let options = DecodeOptions { continuation: true, ..DecodeOptions::default() };
         Ok(Self {
