@@ -14,6 +14,9 @@ pub enum Error {
     /// The input, or the file just written, is not a valid GGUF file.
     #[error(transparent)]
     Gguf(#[from] pannier_gguf::Error),
+    /// A checkpoint that cannot be converted.
+    #[error(transparent)]
+    Convert(#[from] crate::convert::ConvertError),
     /// The operating system refused.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {
