@@ -18,13 +18,13 @@ mod parallel;
 mod rope;
 mod vecops;
 
-pub use attention::{AttentionJob, AttentionScratch, AttentionShape, KvPages, PAGE_TOKENS};
 pub use act::{Activations, Need};
+pub use attention::{AttentionJob, AttentionScratch, AttentionShape, KvPages, PAGE_TOKENS};
 pub use fanout::{FanOut, Hooks, for_each_piece};
 pub use formats::{Format, format, formats};
 pub use isa::{Isa, Kernels};
+pub use math::scalar;
 pub use matmul::{Job, Precision};
 pub use matrix::{Matrix, ShapeError};
 pub use parallel::{Parallel, Serial};
 pub use rope::{MAX_ROT, RopeError, RopeSpec, RopeStyle, RopeTable, Yarn, sections_are_plain};
-pub use math::scalar;
