@@ -4,11 +4,18 @@
 //! output head. It acquires one, computes with it, and lets it go; whether the unit's bytes were mapped, pinned or are being
 //! read from flash is decided here and visible nowhere else. Norms and biases are small: they are decoded once and stay.
 
+mod directory;
 mod layout;
 mod mapped;
+pub mod policy;
+mod replay;
+mod trace;
 
+pub use directory::{Admission, ExpertDirectory, ExpertKey};
 pub use layout::{Layout, TensorRef, Unit, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor};
 pub use mapped::MappedStore;
+pub use replay::{Replayed, replay};
+pub use trace::{RouteTrace, RouteVisit, TraceError};
 
 use crate::{Error, Result};
 use pannier_gguf::Shard;
