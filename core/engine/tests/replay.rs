@@ -1,4 +1,5 @@
 //! Cache policies on recorded traces of real models.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use pannier::residency::{RouteTrace, replay};
 use std::path::PathBuf;

@@ -53,6 +53,13 @@ pub enum UnitKind {
         /// The layer.
         layer: usize,
     },
+    /// One expert of a layer: gate, up and down.
+    Expert {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: usize,
+    },
     /// The output head.
     Output,
 }

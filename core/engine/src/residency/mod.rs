@@ -44,9 +44,29 @@ pub trait WeightStore: Send + Sync + std::fmt::Debug {
     /// Only for mistakes of the caller.
     fn vector(&self, vector: VectorRef) -> Result<&[f32]>;
 
-    /// Tells which units come next. The mapping of a file needs no telling.
+    /// Tells which units come next, in this order: those that are not there are read meanwhile. Replaces what was told before.
+    /// The mapping of a file needs no telling.
     fn hint(&self, upcoming: &[UnitId]) {
         let _ = upcoming;
+    }
+
+    /// Whether [`WeightStore::acquire`] would not wait. Experts that are there can be computed while others are being read.
+    fn is_ready(&self, unit: UnitId) -> bool {
+        let _ = unit;
+        true
+    }
+
+    /// A router has chosen, for one token: what a cache learns from. `probabilities` has one entry per expert of the layer.
+    fn routed(&self, layer: usize, chosen: &[u16], probabilities: &[f32]) {
+        let _ = (layer, chosen, probabilities);
+    }
+
+    /// A forward pass begins. Called between tokens, so this is where a store changes its size.
+    ///
+    /// # Errors
+    /// The model's file has changed under us.
+    fn begin_pass(&self) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -75,7 +75,9 @@ impl RouteTrace {
             let line = line.trim();
             if let Some(comment) = line.strip_prefix('#') {
                 match comment.trim().strip_prefix("near ") {
-                    Some(rest) => near = Some(parse_near(rest).ok_or_else(|| fail("bad list of near experts".into()))?),
+                    Some(rest) => {
+                        near = Some(parse_near(rest).ok_or_else(|| fail("bad list of near experts".into()))?)
+                    }
                     None => trace.header(comment).map_err(fail)?,
                 }
             } else if !line.is_empty() && !line.starts_with("turn,") {
@@ -92,7 +94,8 @@ impl RouteTrace {
         let mut layer = None;
         for word in comment.split_whitespace() {
             let Some((key, value)) = word.split_once('=') else { continue };
-            let number = || value.parse::<u64>().map_err(|_| format!("{key} is {value:?}, expected a number"));
+            let number =
+                || value.parse::<u64>().map_err(|_| format!("{key} is {value:?}, expected a number"));
             let small = |most: usize| match number()? {
                 n if n >= 1 && n <= most as u64 => Ok(n as usize),
                 n => Err(format!("{key} is {n}, expected 1 to {most}")),
@@ -104,7 +107,9 @@ impl RouteTrace {
                 "n_expert_used" => self.used = small(MAX_EXPERTS)?,
                 "layer" => layer = Some(number()?),
                 "expert_bytes" => {
-                    if let Some(slot) = layer.and_then(|l| usize::try_from(l).ok()).filter(|&l| l < self.layers) {
+                    if let Some(slot) =
+                        layer.and_then(|l| usize::try_from(l).ok()).filter(|&l| l < self.layers)
+                    {
                         self.expert_bytes.resize(self.layers, 0);
                         if let Some(bytes) = self.expert_bytes.get_mut(slot) {
                             *bytes = number()?;

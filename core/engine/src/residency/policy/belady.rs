@@ -33,7 +33,9 @@ impl CachePolicy for Belady {
 
     fn visit(&mut self, visit: &Visit<'_>, scores: &mut [f64]) {
         for &expert in visit.chosen {
-            let Some(uses) = self.future.get_mut(visit.layer * self.experts + usize::from(expert)) else { continue };
+            let Some(uses) = self.future.get_mut(visit.layer * self.experts + usize::from(expert)) else {
+                continue;
+            };
             uses.pop_front();
             if let Some(score) = scores.get_mut(usize::from(expert)) {
                 *score = uses.front().map_or(f64::MIN, |&time| -(time as f64));
