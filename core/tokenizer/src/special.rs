@@ -107,23 +107,24 @@ impl SpecialTexts {
     pub(crate) fn split(&self, vocab: &Vocab, text: &str, parse_special: bool) -> Vec<Fragment> {
         let skip = if parse_special { 0 } else { attr::CONTROL | attr::UNKNOWN };
         let bytes = text.as_bytes();
-        let mut queue: BinaryHeap<(usize, Reverse<u32>, Reverse<usize>)> = (0..bytes.len())
-            .filter_map(|pos| {
-                let (len, id) = self.longest_at(vocab, bytes, pos, bytes.len() - pos, skip)?;
-                Some((len, Reverse(id), Reverse(pos)))
-            })
+        let key = |(len, id): (usize, u32), pos: usize| (len, Reverse(id), Reverse(pos));
+        // Taken from the end. Sorting once is cheaper than a heap of all: most are never queued again.
+        let mut found: Vec<_> = (0..bytes.len())
+            .filter_map(|pos| Some(key(self.longest_at(vocab, bytes, pos, bytes.len() - pos, skip)?, pos)))
             .collect();
+        found.sort_unstable();
+        let mut again = BinaryHeap::new();
         // Start of each taken range to its end and token.
         let mut taken: BTreeMap<usize, (usize, u32)> = BTreeMap::new();
-        while let Some((len, Reverse(id), Reverse(pos))) = queue.pop() {
+        loop {
+            let next = if again.peek() > found.last() { again.pop() } else { found.pop() };
+            let Some((len, Reverse(id), Reverse(pos))) = next else { break };
             if taken.range(..=pos).next_back().is_some_and(|(_, (end, _))| *end > pos) {
                 continue;
             }
             let room = taken.range(pos..).next().map_or(bytes.len(), |(start, _)| *start) - pos;
             if len > room {
-                if let Some((len, id)) = self.longest_at(vocab, bytes, pos, room, skip) {
-                    queue.push((len, Reverse(id), Reverse(pos)));
-                }
+                again.extend(self.longest_at(vocab, bytes, pos, room, skip).map(|shorter| key(shorter, pos)));
                 continue;
             }
             let mut end = pos + len;

@@ -32,6 +32,48 @@ fn order(score: f32) -> u32 {
     if bits >> 31 == 0 { bits | (1 << 31) } else { !bits }
 }
 
+/// The pairs of neighbouring characters that occur in pieces, as a Bloom filter of one hash.
+///
+/// No merge crosses a border between two characters that are neighbours in no piece. Cut there, most text falls into
+/// words, whose symbols and queue stay in the first-level cache: twice as fast for prose.
+pub(crate) struct NeighbourFilter {
+    bits: Vec<u64>,
+}
+
+impl NeighbourFilter {
+    /// Gemma's 262 144 pieces have some hundred thousand pairs: a few percent of false hits, which only cost time.
+    const BITS: u32 = 21;
+
+    pub(crate) fn new(vocab: &Vocab) -> Self {
+        let mut filter = Self { bits: vec![0; 1 << (Self::BITS - 6)] };
+        for id in 0..vocab.len() as u32 {
+            let text = vocab.text(id);
+            for (left, right) in text.chars().zip(text.chars().skip(1)) {
+                let (word, bit) = Self::place(left, right);
+                if let Some(word) = filter.bits.get_mut(word) {
+                    *word |= bit;
+                }
+            }
+        }
+        filter
+    }
+
+    fn may_join(&self, left: char, right: char) -> bool {
+        let (word, bit) = Self::place(left, right);
+        self.bits.get(word).is_some_and(|word| word & bit != 0)
+    }
+
+    fn place(left: char, right: char) -> (usize, u64) {
+        let key = (u64::from(u32::from(left)) << 32) | u64::from(u32::from(right));
+        let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - Self::BITS);
+        ((hash >> 6) as usize, 1 << (hash & 63))
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.bits.capacity() * size_of::<u64>()
+    }
+}
+
 /// Buffers reused over the fragments of one text.
 #[derive(Default)]
 pub(crate) struct ScoreMerger {
@@ -41,7 +83,26 @@ pub(crate) struct ScoreMerger {
 
 impl ScoreMerger {
     /// Encodes text whose spaces are already written as `▁`, at most `u32::MAX - 1` bytes.
-    pub(crate) fn encode(&mut self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
+    pub(crate) fn encode(
+        &mut self,
+        vocab: &Vocab,
+        neighbours: &NeighbourFilter,
+        text: &str,
+        out: &mut Vec<u32>,
+    ) {
+        let mut start = 0;
+        let mut before = None;
+        for (at, c) in text.char_indices() {
+            if before.is_some_and(|before| !neighbours.may_join(before, c)) {
+                self.encode_joined(vocab, text.get(start..at).unwrap_or_default(), out);
+                start = at;
+            }
+            before = Some(c);
+        }
+        self.encode_joined(vocab, text.get(start..).unwrap_or_default(), out);
+    }
+
+    fn encode_joined(&mut self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         self.symbols.clear();
         self.queue.clear();
         for (i, (start, c)) in text.char_indices().enumerate() {

@@ -4,7 +4,7 @@ use crate::bpe::{Merger, read_merges};
 use crate::error::TokenizerError;
 use crate::special::{Fragment, SpecialTexts};
 use crate::split::{self, PreTokenizer, Splitter};
-use crate::spm::ScoreMerger;
+use crate::spm::{NeighbourFilter, ScoreMerger};
 use crate::stream::StreamDecoder;
 use crate::table::MergeTable;
 use crate::vocab::{self, SpecialTokens, Spelling, TokenType, Vocab, attr};
@@ -51,7 +51,7 @@ impl Default for DecodeOptions {
 
 enum Algorithm {
     Bpe { merges: MergeTable, pre: &'static PreTokenizer },
-    Spm { add_space_prefix: bool },
+    Spm { neighbours: NeighbourFilter, add_space_prefix: bool },
 }
 
 /// A model's vocabulary: encodes text and decodes ids.
@@ -116,7 +116,8 @@ impl Tokenizer {
             "llama" => {
                 let vocab = Vocab::read(metadata, model, Spelling::Plain)?;
                 let add_space_prefix = flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-                (vocab, Algorithm::Spm { add_space_prefix }, true)
+                let neighbours = NeighbourFilter::new(&vocab);
+                (vocab, Algorithm::Spm { neighbours, add_space_prefix }, true)
             }
             "gpt2" | "gemma4" => {
                 let pre_name = if model == "gemma4" { model } else { pre };
@@ -294,14 +295,14 @@ impl Tokenizer {
     pub fn heap_bytes(&self) -> usize {
         let merges = match &self.algorithm {
             Algorithm::Bpe { merges, .. } => merges.heap_bytes(),
-            Algorithm::Spm { .. } => 0,
+            Algorithm::Spm { neighbours, .. } => neighbours.heap_bytes(),
         };
         self.vocab.heap_bytes() + self.special.heap_bytes() + merges
     }
 
     /// Whether the text of a SentencePiece vocabulary gets a space in front.
     pub(crate) fn adds_space_prefix(&self) -> bool {
-        matches!(self.algorithm, Algorithm::Spm { add_space_prefix: true })
+        matches!(self.algorithm, Algorithm::Spm { add_space_prefix: true, .. })
     }
 }
 
@@ -339,13 +340,13 @@ impl<'t> Encoder<'t> {
     fn text(&mut self, text: &str, out: &mut Vec<u32>) {
         let vocab = &self.tokenizer.vocab;
         match &self.tokenizer.algorithm {
-            Algorithm::Spm { add_space_prefix } => {
+            Algorithm::Spm { neighbours, add_space_prefix } => {
                 self.buffer.clear();
                 if *add_space_prefix && self.after_special {
                     self.buffer.push('▁');
                 }
                 escape(text, &mut self.buffer);
-                self.score_merger.encode(vocab, &self.buffer, out);
+                self.score_merger.encode(vocab, neighbours, &self.buffer, out);
             }
             Algorithm::Bpe { merges, pre } if pre.raw => {
                 self.buffer.clear();
