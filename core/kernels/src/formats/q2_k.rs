@@ -5,7 +5,7 @@
 //! Each half of 128 weights has 32 bytes of n; bits 2 j, 2 j + 1 of byte k belong to weight 32 j + k of that half.
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, field, unroll};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
 
 pub(crate) struct Q2K;
 
@@ -52,10 +52,10 @@ impl Unpack for Q2K {
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = packed;
                     for q in 0..8 {
-                        n[q] = field::<V>(packed[q], 2 * J as i32, 3);
+                        n[q] = V::field(packed[q], 2 * J as i32, 3);
                     }
                     let (i, j) = (2 * H + J / 2, J % 2 * 2);
-                    let (s, t) = (field::<V>(st[i], 0, 15), field::<V>(st[i], 4, 15));
+                    let (s, t) = (V::field(st[i], 0, 15), V::field(st[i], 4, 15));
                     let m = [
                         V::mul(dmin, byte_f32::<V>(t, j)),
                         V::mul(dmin, byte_f32::<V>(t, j + 1)),

@@ -4,7 +4,7 @@
 //!     12 bytes: s (see `scale`) | d: f16
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, field, unroll};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, unroll};
 
 pub(crate) struct Q3K;
 
@@ -52,10 +52,10 @@ impl Unpack for Q3K {
             let (a, b, c) = (word(0), word(1), word(2));
             let d = V::half(V::shr(head[3], 16));
             let scales = [
-                V::or(field::<V>(a, 0, 15), field::<V>(c, -4, 48)),
-                V::or(field::<V>(b, 0, 15), field::<V>(c, -2, 48)),
-                V::or(field::<V>(a, 4, 15), field::<V>(c, 0, 48)),
-                V::or(field::<V>(b, 4, 15), field::<V>(c, 2, 48)),
+                V::or(V::field(a, 0, 15), V::field(c, -4, 48)),
+                V::or(V::field(b, 0, 15), V::field(c, -2, 48)),
+                V::or(V::field(a, 4, 15), V::field(c, 0, 48)),
+                V::or(V::field(b, 4, 15), V::field(c, 2, 48)),
             ];
             let third = V::rows32(rows, 0);
             let zero = [V::zero_f(); 2];
@@ -64,8 +64,8 @@ impl Unpack for Q3K {
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = low;
                     for q in 0..8 {
-                        let third = field::<V>(third[q], (4 * H + J) as i32 - 2, 4);
-                        n[q] = V::or(field::<V>(low[q], 2 * J as i32, 3), third);
+                        let third = V::field(third[q], (4 * H + J) as i32 - 2, 4);
+                        n[q] = V::or(V::field(low[q], 2 * J as i32, 3), third);
                     }
                     let (i, j) = (2 * H + J / 2, J % 2 * 2);
                     let s = [scale_f32::<V>(scales[i], j), scale_f32::<V>(scales[i], j + 1)];

@@ -5,7 +5,7 @@
 //! Byte k of the i-th 32 bytes of n holds weight 64 i + k in its low and 64 i + 32 + k in its high nibble.
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, field, unroll};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
 
 pub(crate) struct Q4K;
 
@@ -56,12 +56,12 @@ impl Unpack for Q4K {
                 let (i, j) = (C / 2, C % 2 * 2);
                 let mut n = packed;
                 for q in 0..8 {
-                    n[q] = field::<V>(packed[q], 0, 15);
+                    n[q] = V::field(packed[q], 0, 15);
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j)); 2];
                 sink.block(2 * C, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
                 for q in 0..8 {
-                    n[q] = field::<V>(packed[q], 4, 15);
+                    n[q] = V::field(packed[q], 4, 15);
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j + 1)); 2];
                 sink.block(2 * C + 1, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });
@@ -76,8 +76,8 @@ pub(super) unsafe fn scales_mins<V: Simd>(head: &[V::I; 4]) -> ([V::I; 2], [V::I
     let [_, a, b, c] = *head;
     // SAFETY: the caller's promise.
     unsafe {
-        let s = V::or(field::<V>(c, 0, 15), field::<V>(a, 2, 48));
-        let t = V::or(field::<V>(c, 4, 15), field::<V>(b, 2, 48));
-        ([field::<V>(a, 0, 63), s], [field::<V>(b, 0, 63), t])
+        let s = V::or(V::field(c, 0, 15), V::field(a, 2, 48));
+        let t = V::or(V::field(c, 4, 15), V::field(b, 2, 48));
+        ([V::field(a, 0, 63), s], [V::field(b, 0, 63), t])
     }
 }

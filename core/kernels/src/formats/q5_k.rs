@@ -5,7 +5,7 @@
 
 use super::q4_k::{scale_min, scales_mins};
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, field, unroll};
+use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
 
 pub(crate) struct Q5K;
 
@@ -47,12 +47,12 @@ impl Unpack for Q5K {
                 let (i, j) = (C / 2, C % 2 * 2);
                 let mut n = packed;
                 for q in 0..8 {
-                    n[q] = V::or(field::<V>(packed[q], 0, 15), field::<V>(high[q], 2 * C as i32 - 4, 16));
+                    n[q] = V::or(V::field(packed[q], 0, 15), V::field(high[q], 2 * C as i32 - 4, 16));
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j)); 2];
                 sink.block(2 * C, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j)), s: m, m });
                 for q in 0..8 {
-                    n[q] = V::or(field::<V>(packed[q], 4, 15), field::<V>(high[q], 2 * C as i32 - 3, 16));
+                    n[q] = V::or(V::field(packed[q], 4, 15), V::field(high[q], 2 * C as i32 - 3, 16));
                 }
                 let m = [V::mul(dmin, byte_f32::<V>(t[i], j + 1)); 2];
                 sink.block(2 * C + 1, RowBlock { n, d: V::mul(d, byte_f32::<V>(s[i], j + 1)), s: m, m });

@@ -6,7 +6,7 @@
 //! nibble `j / 2` of low byte `32 (j % 2) + k` and its high bits in pair j of high byte k.
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{Rows, ShapeOf, Simd, Sink, Unpack, field, signed_byte_f32, unroll};
+use crate::matmul::simd::{Rows, ShapeOf, Simd, Sink, Unpack, signed_byte_f32, unroll};
 
 pub(crate) struct Q6K;
 
@@ -53,8 +53,8 @@ impl Unpack for Q6K {
                         const J: usize = 2 * L + P;
                         let mut n = low;
                         for q in 0..8 {
-                            let high = field::<V>(high[q], 2 * J as i32 - 4, 48);
-                            n[q] = V::or(field::<V>(low[q], 4 * L as i32, 15), high);
+                            let high = V::field(high[q], 2 * J as i32 - 4, 48);
+                            n[q] = V::or(V::field(low[q], 4 * L as i32, 15), high);
                         }
                         let (i, j) = (2 * H + J / 2, J % 2 * 2);
                         let s = [signed_byte_f32::<V>(scales[i], j), signed_byte_f32::<V>(scales[i], j + 1)];

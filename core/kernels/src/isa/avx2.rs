@@ -99,6 +99,7 @@ unsafe fn eight_words(rows: &Rows, first: usize, offset: usize) -> __m128i {
 impl Simd for Avx2 {
     const ROWS: usize = 8;
     const COLS: usize = 4;
+    const DIRECT: usize = 2;
     const FLIP: u8 = 0;
     type I = __m256i;
     type F = __m256;

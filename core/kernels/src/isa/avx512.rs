@@ -100,6 +100,7 @@ unsafe fn eight_words(rows: &Rows, first: usize, offset: usize) -> __m128i {
 impl Simd for Avx512 {
     const ROWS: usize = 16;
     const COLS: usize = 8;
+    const DIRECT: usize = 4;
     const FLIP: u8 = 0x80;
     type I = __m512i;
     type F = __m512;
@@ -107,7 +108,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn run<B: Body>(b: &mut B) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni,avx2,fma,f16c")]
         unsafe fn inner<B: Body>(b: &mut B) {
             unsafe { b.body() }
         }
@@ -149,6 +150,25 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn sra(a: __m512i, n: u32) -> __m512i {
         unsafe { _mm512_srav_epi32(a, _mm512_set1_epi32(n as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn field(a: __m512i, n: i32, mask: u8) -> __m512i {
+        unsafe {
+            if n == 0 {
+                return Self::and(a, Self::splat(u32::from_ne_bytes([mask; 4])));
+            }
+            // A bit matrix per byte does it in one instruction, on ports that shuffles don't need. Its byte 7 - i selects what becomes
+            // bit i.
+            let mut matrix = 0u64;
+            let mut i = 0;
+            while i < 8 {
+                if mask >> i & 1 == 1 {
+                    matrix |= 1 << (i + n) << (8 * (7 - i));
+                }
+                i += 1;
+            }
+            _mm512_gf2p8affine_epi64_epi8::<0>(a, _mm512_set1_epi64(matrix as i64))
+        }
     }
     #[inline(always)]
     unsafe fn lookup(table: [u8; 16], a: __m512i) -> __m512i {

@@ -25,7 +25,7 @@ pub enum Isa {
     Scalar,
     /// AVX2, FMA, F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL, VNNI.
+    /// AVX-512 F, BW, DQ, VL, VNNI, and GFNI.
     Avx512,
     /// Armv8.0 NEON.
     Neon,
@@ -82,7 +82,8 @@ fn build() -> Vec<Kernels> {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni");
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("gfni");
         if avx512 {
             all.push(Kernels::new(Isa::Avx512, &avx512::TABLE, &avx512_vec::TABLE));
         }

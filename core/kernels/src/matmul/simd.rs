@@ -54,8 +54,10 @@ pub(crate) trait Body {
 pub(crate) trait Simd: Copy {
     /// Lanes: a multiple of 4, at most 16.
     const ROWS: usize;
-    /// Columns whose accumulators fit into registers.
+    /// Columns whose accumulators fit into registers, in a product with a panel.
     const COLS: usize;
+    /// Columns up to which unpacking in registers beats a panel.
+    const DIRECT: usize;
     /// Bytes of wide formats (`q` needs all 8 bits) are XORed with this on loading. 0x80 makes them unsigned, with 128
     /// for zero, where the dot product wants unsigned weights.
     const FLIP: u8;
@@ -80,6 +82,19 @@ pub(crate) trait Simd: Copy {
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
     /// Arithmetic shift of 32 bits.
     unsafe fn sra(a: Self::I, n: u32) -> Self::I;
+    /// `(a >> n) & mask` in each byte, where no bit under the mask comes from another byte; negative n shifts left.
+    #[inline(always)]
+    unsafe fn field(a: Self::I, n: i32, mask: u8) -> Self::I {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let a = match n {
+                0 => a,
+                1.. => Self::shr(a, n as u32),
+                _ => Self::shl(a, -n as u32),
+            };
+            Self::and(a, Self::splat(u32::from_ne_bytes([mask; 4])))
+        }
+    }
     /// Replaces each byte, which is below 16, by that entry of the table.
     unsafe fn lookup(table: [u8; 16], a: Self::I) -> Self::I;
     /// Byte i becomes 0x10 if bit `4 * quad + i` of the lane is set, else 0.
@@ -212,20 +227,6 @@ macro_rules! unroll {
 }
 pub(crate) use unroll;
 
-/// `(a >> n) & mask` in each of four bytes; negative n shifts left.
-#[inline(always)]
-pub(crate) unsafe fn field<V: Simd>(a: V::I, n: i32, mask: u8) -> V::I {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let a = match n {
-            0 => a,
-            1.. => V::shr(a, n as u32),
-            _ => V::shl(a, -n as u32),
-        };
-        V::and(a, V::splat(u32::from_ne_bytes([mask; 4])))
-    }
-}
-
 /// Byte `i` of each lane as a float.
 #[inline(always)]
 pub(crate) unsafe fn byte_f32<V: Simd>(a: V::I, i: usize) -> V::F {
@@ -245,8 +246,8 @@ pub(crate) unsafe fn signed_byte_f32<V: Simd>(a: V::I, i: usize) -> V::F {
 pub(crate) unsafe fn nibbles<V: Simd>(p: &[V::I; 4]) -> [V::I; 8] {
     // SAFETY: the caller's promise.
     unsafe {
-        let lo = |i: usize| field::<V>(p[i], 0, 15);
-        let hi = |i: usize| field::<V>(p[i], 4, 15);
+        let lo = |i: usize| V::field(p[i], 0, 15);
+        let hi = |i: usize| V::field(p[i], 4, 15);
         [lo(0), lo(1), lo(2), lo(3), hi(0), hi(1), hi(2), hi(3)]
     }
 }

@@ -23,6 +23,10 @@ struct Dot<V: Simd, S, const N: usize, const P16: bool> {
     lo: *const LoBlock,
     /// Distance to the next block of a column.
     step: usize,
+    /// Lines to prefetch with each block, evenly: a burst of them would fill the queue of misses.
+    prefetch: *const u8,
+    prefetch_lines: usize,
+    prefetch_step: usize,
     shape: PhantomData<S>,
 }
 
@@ -31,7 +35,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Dot<V, S, N, P16> {
     unsafe fn new(acc: [V::F; N], x: *const QBlock, lo: *const LoBlock, step: usize) -> Self {
         // SAFETY: the caller's promise.
         let t = unsafe { [[V::zero_f(); N]; 4] };
-        Dot { acc, t, x, lo, step, shape: PhantomData }
+        let (prefetch, prefetch_lines, prefetch_step) = (std::ptr::null(), 0, 0);
+        Dot { acc, t, x, lo, step, prefetch, prefetch_lines, prefetch_step, shape: PhantomData }
     }
 }
 
@@ -43,6 +48,9 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
             let t = &mut self.t[k % 4];
             let x = self.x.wrapping_add(k * self.step);
             let lo = self.lo.wrapping_add(k * self.step);
+            for i in 0..self.prefetch_lines {
+                V::prefetch(self.prefetch.wrapping_add(k * self.prefetch_step + 64 * i));
+            }
             for half in 0..2 {
                 let w = [w[half * 4], w[half * 4 + 1], w[half * 4 + 2], w[half * 4 + 3]];
                 for j in 0..N {
@@ -90,11 +98,15 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
     #[inline(always)]
     unsafe fn next(&mut self, blocks: usize) {
         self.x = self.x.wrapping_add(blocks * self.step);
+        self.prefetch = self.prefetch.wrapping_add(blocks * self.prefetch_step);
         if P16 {
             self.lo = self.lo.wrapping_add(blocks * self.step);
         }
     }
 }
+
+/// Bytes to prefetch ahead at least: two microseconds of a fast memory.
+const AHEAD: usize = 16 << 10;
 
 /// A band of rows times N columns, straight from the bytes of the file.
 struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
@@ -103,8 +115,8 @@ struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
     x: *const QBlock,
     lo: *const LoBlock,
     step: usize,
-    /// What will be read next: as long as this band.
-    next: *const u8,
+    /// How far ahead of the band to prefetch.
+    ahead: usize,
     out: &'a mut [[f32; 16]; TILE],
     format: PhantomData<(V, F)>,
 }
@@ -115,15 +127,12 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
         // SAFETY: the maker's promise: rows and columns have `units` units.
         unsafe {
             let mut rows = self.rows;
-            let mut next = self.next;
             let mut dot = Dot::<V, F::Shape, N, P16>::new([V::zero_f(); N], self.x, self.lo, self.step);
+            // Rows are many short streams that no hardware prefetcher follows; what comes next is one long one.
+            dot.prefetch = rows.at(0, 0).wrapping_add(self.ahead);
+            dot.prefetch_lines = (V::ROWS * F::BYTES).div_ceil(64 * F::BLOCKS);
+            dot.prefetch_step = V::ROWS * F::BYTES / F::BLOCKS;
             for _ in 0..self.units {
-                // Rows are many short streams that no hardware prefetcher follows; the next band is one long one.
-                let lines = (V::ROWS * F::BYTES).div_ceil(64);
-                for i in 0..lines {
-                    V::prefetch(next.wrapping_add(64 * i));
-                }
-                next = next.wrapping_add(V::ROWS * F::BYTES);
                 F::unit::<V>(&rows, &mut dot);
                 dot.next(F::BLOCKS);
                 rows.advance(F::BYTES);
@@ -328,8 +337,8 @@ pub(crate) unsafe fn strip<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
             1 => direct::<V, F, 1, P16>(s),
             2 => direct::<V, F, 2, P16>(s),
             // With two planes a column costs twice as much, and unpacking once pays earlier.
-            3 if !P16 => direct::<V, F, 3, false>(s),
-            4 if !P16 => direct::<V, F, 4, false>(s),
+            3 if V::DIRECT >= 4 && !P16 => direct::<V, F, 3, P16>(s),
+            4 if V::DIRECT >= 4 && !P16 => direct::<V, F, 4, P16>(s),
             _ => panels::<V, F, P16>(s),
         }
     }
@@ -346,7 +355,7 @@ unsafe fn direct<V: Simd, F: Unpack, const N: usize, const P16: bool>(s: &Strip<
             x: x.as_ptr(),
             lo: lo.as_ptr(),
             step,
-            next: rows.at(0, 0).wrapping_add(V::ROWS * s.w.row_bytes()),
+            ahead: (V::ROWS * s.w.row_bytes()).max(AHEAD),
             out: &mut out,
             format: PhantomData,
         };
@@ -436,10 +445,19 @@ unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
                         2 => tile_of::<V, F::Shape, 2, P16>(p, blocks, x, lo, step, sums_ref),
                         3 => tile_of::<V, F::Shape, 3, P16>(p, blocks, x, lo, step, sums_ref),
                         4 => tile_of::<V, F::Shape, 4, P16>(p, blocks, x, lo, step, sums_ref),
-                        5 => tile_of::<V, F::Shape, 5, P16>(p, blocks, x, lo, step, sums_ref),
-                        6 => tile_of::<V, F::Shape, 6, P16>(p, blocks, x, lo, step, sums_ref),
-                        7 => tile_of::<V, F::Shape, 7, P16>(p, blocks, x, lo, step, sums_ref),
-                        _ => tile_of::<V, F::Shape, 8, P16>(p, blocks, x, lo, step, sums_ref),
+                        5 if V::COLS > 4 && !P16 => {
+                            tile_of::<V, F::Shape, 5, P16>(p, blocks, x, lo, step, sums_ref)
+                        }
+                        6 if V::COLS > 4 && !P16 => {
+                            tile_of::<V, F::Shape, 6, P16>(p, blocks, x, lo, step, sums_ref)
+                        }
+                        7 if V::COLS > 4 && !P16 => {
+                            tile_of::<V, F::Shape, 7, P16>(p, blocks, x, lo, step, sums_ref)
+                        }
+                        8 if V::COLS > 4 && !P16 => {
+                            tile_of::<V, F::Shape, 8, P16>(p, blocks, x, lo, step, sums_ref)
+                        }
+                        _ => unreachable!("tiles are at most COLS wide"),
                     }
                     if part.end == units {
                         s.store_band(b, token, &sums[..n]);
