@@ -266,10 +266,19 @@ fn frequencies(spec: &RopeSpec<'_>) -> Result<Vec<f64>, RopeError> {
     let base = positive("freq_base", spec.freq_base)?;
     let scale = positive("freq_scale", spec.freq_scale)?;
     positive("attn_factor", spec.attn_factor)?;
+    // A negative divisor turns the other way: odd, but it has a meaning.
+    let divisor = |value: f32| {
+        let value = f64::from(value);
+        if value.is_finite() && value != 0.0 {
+            Ok(value)
+        } else {
+            Err(RopeError::Parameter { name: "factors", value })
+        }
+    };
     let ramp = spec.yarn.map(|y| ramp(&y, n, base)).transpose()?;
     (0..n / 2)
         .map(|i| {
-            let factor = spec.factors.map_or(Ok(1.0), |f| positive("factors", f[i]))?;
+            let factor = spec.factors.map_or(Ok(1.0), |f| divisor(f[i]))?;
             let extrapolated = libm::pow(base, -2.0 * i as f64 / n as f64) / factor;
             let interpolated = scale * extrapolated;
             Ok(match ramp {
