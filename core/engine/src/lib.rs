@@ -18,3 +18,9 @@ pub mod store;
 
 pub use cancel::CancelFlag;
 pub use error::{Error, Result};
+pub use sampling::{SamplerOptions, TokenInfo};
+pub use session::{
+    Canceller, ChatMessage, ChatOptions, ChatSession, Completion, FinishReason, GenerationEvent, GenerationHandle,
+    GenerationOptions, GenerationStats, LoadOptions, LoadProgress, LoadStage, Model, ModelInfo, Notice, Prompt, Role,
+    Session, SessionError,
+};

@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 use super::clock::utc_now;
 use super::core::{self, Outcome, SessionCore, Sink};
 use super::spawn::{GenerationHandle, OwnedSink};
-use super::{Completion, GenerationEvent, GenerationOptions, Model};
+use super::{Completion, FinishReason, GenerationEvent, GenerationOptions, Model};
 use crate::Result;
-use crate::model::Forward;
+use crate::model::{Forward, Runner};
 
 /// What stays the same for all turns of a conversation.
 #[derive(Debug, Clone, Default)]
@@ -35,11 +35,11 @@ pub struct ChatOptions {
 /// what was read before is not read again.
 ///
 /// A turn becomes part of the history when it is completed, or cancelled after some text was given out (which the user has
-/// seen). A failed turn leaves no trace, so it can be repeated.
+/// seen). A turn that failed, or was cut before the first word, leaves no trace, so it can be repeated.
 ///
 /// The text of special tokens in a message is read as these tokens, as every engine does that renders templates to text:
 /// messages from untrusted sources can pretend to be turns.
-pub struct ChatSession<F: Forward> {
+pub struct ChatSession<F: Forward = Runner> {
     core: Arc<SessionCore<F>>,
     talk: Arc<Talk>,
 }
@@ -77,6 +77,13 @@ impl Talk {
 
     fn commit(&self, next: Vec<ChatMessage>, outcome: &Outcome<'_>) {
         let answer = match outcome {
+            // Cut before the first word: the model has not answered.
+            Outcome::Completed(Completion { text, finish_reason, .. })
+                if text.is_empty()
+                    && matches!(finish_reason, FinishReason::Length | FinishReason::Deadline) =>
+            {
+                return;
+            }
             Outcome::Completed(completion) => completion.text.as_str(),
             Outcome::Cancelled(text) if !text.is_empty() => text,
             Outcome::Cancelled(_) | Outcome::Failed => return,

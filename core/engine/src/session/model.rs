@@ -1,14 +1,15 @@
 //! A loaded model that sessions share.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use pannier_tokenizer::{ChatTemplate, EncodeOptions, TemplateError, Tokenizer, TokenizerError};
 
 use super::core::SessionCore;
 use super::turnstile::Turnstile;
 use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError};
-use crate::memory::{Accountant, MemoryProbe, SystemMemory};
-use crate::model::Forward;
+use crate::memory::{Accountant, MemoryProbe, MemoryReading, Reservation, SystemMemory};
+use crate::model::{Forward, Runner};
 use crate::{Error, Result};
 
 /// What a model is made of. [`ModelParts::new`] fills in what most callers want.
@@ -27,6 +28,31 @@ pub struct ModelParts<F> {
     pub memory: Arc<dyn MemoryProbe>,
     /// Who keeps the budget.
     pub accountant: Accountant,
+    /// What the model's parts have taken from it; given back with the model.
+    pub held: Vec<Reservation>,
+    /// What to tell about it.
+    pub info: ModelInfo,
+}
+
+/// What there is to tell about a loaded model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelInfo {
+    /// The name in the file.
+    pub name: String,
+    /// The architecture.
+    pub architecture: String,
+    /// The context it was trained for; [`Model::context`] is the one it runs with.
+    pub trained_context: usize,
+    /// Size of the file, or of all files of a split model.
+    pub file_bytes: u64,
+    /// Threads of the forward passes.
+    pub threads: usize,
+    /// Which kernels run: the name of an instruction set.
+    pub isa: String,
+    /// What was wrong in the file and how it was mended.
+    pub notes: Vec<String>,
+    /// How long loading took.
+    pub load_time: Duration,
 }
 
 impl<F: Forward> ModelParts<F> {
@@ -41,6 +67,8 @@ impl<F: Forward> ModelParts<F> {
             clock: Arc::new(MonotonicClock::default()),
             memory: Arc::new(SystemMemory),
             accountant: Accountant::new(None),
+            held: Vec::new(),
+            info: ModelInfo::default(),
         }
     }
 }
@@ -49,7 +77,7 @@ impl<F: Forward> ModelParts<F> {
 ///
 /// Closing and dropping never wait: a generation that is under way notices within one layer's work, and the last user frees
 /// the memory.
-pub struct Model<F: Forward> {
+pub struct Model<F: Forward = Runner> {
     pub(super) forward: Turnstile<F>,
     pub(super) tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
     template: Result<Arc<ChatTemplate>, TemplateError>,
@@ -59,6 +87,8 @@ pub struct Model<F: Forward> {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) memory: Arc<dyn MemoryProbe>,
     pub(super) accountant: Accountant,
+    info: ModelInfo,
+    _held: Vec<Reservation>,
     sessions: Mutex<Vec<Weak<SessionCore<F>>>>,
 }
 
@@ -76,8 +106,24 @@ impl<F: Forward> Model<F> {
             clock: parts.clock,
             memory: parts.memory,
             accountant: parts.accountant,
+            info: parts.info,
+            _held: parts.held,
             sessions: Mutex::new(Vec::new()),
         })
+    }
+
+    /// What there is to tell about it.
+    #[must_use]
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    /// The memory of the process, as the system tells it.
+    ///
+    /// # Errors
+    /// [`Error::MemoryReading`].
+    pub fn memory_reading(&self) -> Result<MemoryReading> {
+        self.memory.read()
     }
 
     /// Number of token ids.

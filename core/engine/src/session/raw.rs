@@ -7,13 +7,13 @@ use super::core::{self, SessionCore, Sink};
 use super::spawn::{GenerationHandle, OwnedSink};
 use super::{Completion, GenerationEvent, GenerationOptions, Model, Prompt};
 use crate::Result;
-use crate::model::Forward;
+use crate::model::{Forward, Runner};
 
 /// Continues prompts. What a prompt has in common with the one before is not read again.
 ///
 /// A session does one thing at a time; several sessions of one model take turns. Dropping or closing a session cancels its
 /// generation.
-pub struct Session<F: Forward> {
+pub struct Session<F: Forward = Runner> {
     core: Arc<SessionCore<F>>,
 }
 

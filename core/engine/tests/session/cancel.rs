@@ -198,7 +198,7 @@ fn a_thousand_random_schedules_end_once_each() {
     let draws = Draws::new(2024);
     let hook = |step: usize, _| {
         // Some steps take a little, so that cancels fall into them.
-        if step % 3 == 0 {
+        if step.is_multiple_of(3) {
             std::thread::yield_now();
         }
         Ok(())

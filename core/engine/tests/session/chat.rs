@@ -85,6 +85,14 @@ fn cancelled_turns_keep_what_was_seen_and_failed_ones_leave_no_trace() {
     let (told, result) = listen(|sink| chat.send("forbidden", options(), sink));
     assert!(matches!(result, Err(Error::Template(TemplateError::Refused { .. }))));
     assert_eq!((told.events, chat.history().len()), (1, 0));
+    // Cut before the first word.
+    for cut in [
+        GenerationOptions { max_tokens: Some(0), ..options() },
+        GenerationOptions { deadline: Some(std::time::Duration::ZERO), ..options() },
+    ] {
+        assert_eq!(chat.send("zero", cut, &mut quiet).unwrap().text, "");
+        assert_eq!(chat.history(), []);
+    }
     // Broken off after the first letter.
     let mut seen = String::new();
     let result = chat.send("two", options(), &mut |event| {

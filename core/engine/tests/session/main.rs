@@ -5,5 +5,6 @@ mod cancel;
 mod chat;
 mod fake;
 mod limits;
+mod real;
 mod sharing;
 mod text;

@@ -1,0 +1,203 @@
+//! From a file to a model that sessions can use.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pannier_gguf::Gguf;
+use pannier_kernels::{Kernels, Parallel};
+use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
+
+use super::{Clock, Model, ModelInfo, ModelParts, MonotonicClock};
+use crate::kv::KvOptions;
+use crate::memory::{Accountant, Category, MemoryProbe, SystemMemory};
+use crate::model::{LoadedModel, ModelOptions, PrecisionTable, Runner, RunnerOptions};
+use crate::pool::{Pool, SystemCpus, default_threads};
+use crate::{Error, Result};
+
+/// How a model is loaded. The defaults suit a phone with room to spare.
+#[derive(Clone)]
+pub struct LoadOptions {
+    /// Threads of the forward passes; `None`: the performance cores.
+    pub threads: Option<usize>,
+    /// The most anonymous memory, in bytes, that weights, KV cache and buffers may take together; `None`: no limit.
+    pub budget_bytes: Option<u64>,
+    /// The longest sequence; `None`: what the model was trained for. Memory is taken as sequences grow.
+    pub context: Option<usize>,
+    /// The most prompt tokens per forward pass. More need more buffers and make other sessions wait longer.
+    pub prefill_chunk: usize,
+    /// The KV cache.
+    pub kv: KvOptions,
+    /// How activations are rounded.
+    pub precision: PrecisionTable,
+    /// The kernels; `None`: the fastest of the machine.
+    pub kernels: Option<&'static Kernels>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// The memory of the process.
+    pub memory: Arc<dyn MemoryProbe>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        let runner = RunnerOptions::default();
+        Self {
+            threads: None,
+            budget_bytes: None,
+            context: None,
+            prefill_chunk: runner.chunk,
+            kv: runner.kv,
+            precision: runner.precision,
+            kernels: None,
+            clock: Arc::new(MonotonicClock::default()),
+            memory: Arc::new(SystemMemory),
+        }
+    }
+}
+
+impl std::fmt::Debug for LoadOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LoadOptions")
+            .field("threads", &self.threads)
+            .field("budget_bytes", &self.budget_bytes)
+            .field("context", &self.context)
+            .field("prefill_chunk", &self.prefill_chunk)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a load is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoadStage {
+    /// Opening the file and checking its directory.
+    Opening,
+    /// Building the vocabulary and the chat template.
+    Vocabulary,
+    /// Checking tensors and decoding the small ones.
+    Weights,
+    /// Taking buffers and starting threads.
+    Buffers,
+    /// Done.
+    Ready,
+}
+
+/// Progress of a load.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LoadProgress {
+    /// What begins now.
+    pub stage: LoadStage,
+    /// How much is done, from 0 to 1.
+    pub fraction: f32,
+}
+
+impl Model<Runner> {
+    /// Loads a GGUF file (the first one, if it is split).
+    ///
+    /// A file without a vocabulary loads and runs on token ids. A chat template that can't be compiled does not hinder
+    /// loading; it is reported by [`chat`](Model::chat).
+    ///
+    /// # Errors
+    /// The file is absent, broken, of an unsupported architecture or type, its vocabulary can't be used, or the budget does
+    /// not allow its buffers.
+    pub fn load(
+        path: impl AsRef<Path>,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Arc<Self>> {
+        let begun = options.clock.now();
+        progress(LoadProgress { stage: LoadStage::Opening, fraction: 0.0 });
+        let gguf = Arc::new(Gguf::open(path)?);
+        Self::load_opened(&gguf, options, progress, begun)
+    }
+
+    /// Loads a file that is open already.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn from_gguf(
+        gguf: &Arc<Gguf>,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Arc<Self>> {
+        let begun = options.clock.now();
+        Self::load_opened(gguf, options, progress, begun)
+    }
+
+    fn load_opened(
+        gguf: &Arc<Gguf>,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+        begun: Duration,
+    ) -> Result<Arc<Self>> {
+        let accountant = Accountant::new(options.budget_bytes);
+        progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
+        let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
+            Ok(tokenizer) => Ok(Arc::new(tokenizer)),
+            Err(error @ TokenizerError::NoVocabulary { .. }) => Err(error),
+            Err(error) => return Err(error.into()),
+        };
+        let mut held = Vec::new();
+        let mut notes = Vec::new();
+        if let Ok(tokenizer) = &tokenizer {
+            held.push(accountant.reserve(Category::Other, tokenizer.heap_bytes() as u64)?);
+            notes.extend_from_slice(tokenizer.notes());
+        }
+        let template = match &tokenizer {
+            Ok(tokenizer) => ChatTemplate::from_metadata(gguf.metadata(), tokenizer).map(Arc::new),
+            Err(_) => Err(pannier_tokenizer::TemplateError::NoTemplate),
+        };
+        progress(LoadProgress { stage: LoadStage::Weights, fraction: 0.5 });
+        let model_options = ModelOptions { context: options.context };
+        let loaded = Arc::new(LoadedModel::new(Arc::clone(gguf), &model_options, &accountant)?);
+        progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
+        let threads = options.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1);
+        let pool: Arc<dyn Parallel + Send + Sync> = Arc::new(Pool::new(threads));
+        let runner_options = RunnerOptions {
+            chunk: options.prefill_chunk,
+            kv: options.kv,
+            precision: options.precision,
+            kernels: options.kernels,
+        };
+        let runner = Runner::new(loaded, pool, &runner_options, &accountant)?;
+        let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();
+        let info = ModelInfo {
+            name,
+            architecture: runner.model().spec().arch.clone(),
+            trained_context: runner.model().spec().trained_context,
+            file_bytes: gguf.file_bytes(),
+            threads: runner.threads(),
+            isa: format!("{:?}", runner.kernels().isa()),
+            notes,
+            load_time: options.clock.now().saturating_sub(begun),
+        };
+        let model = Self::from_parts(ModelParts {
+            prefill_chunk: runner.chunk(),
+            forward: runner,
+            tokenizer,
+            template,
+            clock: Arc::clone(&options.clock),
+            memory: Arc::clone(&options.memory),
+            accountant,
+            held,
+            info,
+        });
+        progress(LoadProgress { stage: LoadStage::Ready, fraction: 1.0 });
+        Ok(model)
+    }
+}
+
+impl<F: crate::model::Forward> Model<F> {
+    /// Runs `work` with the forward pass itself, between the passes of sessions: for measurements, and for logits of whole
+    /// texts. Waits for its turn.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if `cancel` was set while waiting, [`Closed`](super::SessionError::Closed), and what `work` gives.
+    pub fn with_forward<R>(
+        &self,
+        cancel: &crate::CancelFlag,
+        work: impl FnOnce(&mut F) -> Result<R>,
+    ) -> Result<R, Error> {
+        self.forward.with(|| cancel.is_cancelled(), work)?
+    }
+}
