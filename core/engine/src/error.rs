@@ -80,6 +80,12 @@ pub enum Error {
         /// The whole budget.
         budget: u64,
     },
+    /// No way to run this model keeps the budget.
+    #[error("{}", plan.notes.join("; "))]
+    DoesNotFit {
+        /// What was tried, and what would fit.
+        plan: Box<crate::plan::Plan>,
+    },
     /// The operating system gave no memory.
     #[error("the system has no {bytes} bytes of memory for {category}")]
     OutOfMemory {
@@ -154,6 +160,14 @@ pub enum Error {
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
+    },
+    /// The model's file is not what it was when it was opened.
+    #[error("{} has changed while the model was loaded: {what} differs", path.display())]
+    ModelChanged {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
     },
     /// A bug of ours. The process and the user's data live on.
     #[error("internal error: {what}")]

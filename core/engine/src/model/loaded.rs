@@ -5,7 +5,7 @@ use super::builder::{Builder, Product};
 use super::hyper::Hyper;
 use super::spec::{Architecture, ModelSpec};
 use crate::memory::Accountant;
-use crate::residency::{MappedStore, WeightStore};
+use crate::residency::{self, Layout, ResidencyPlan, StreamOptions, WeightStore};
 use crate::{Error, Result};
 use pannier_gguf::Gguf;
 use std::sync::Arc;
@@ -15,6 +15,79 @@ use std::sync::Arc;
 pub struct ModelOptions {
     /// The longest sequence; the context of the training if absent. Some architectures choose their positions by it.
     pub context: Option<usize>,
+}
+
+/// What a file says about its model, before a weight is read: what a plan is made from.
+#[derive(Debug)]
+pub struct Blueprint {
+    gguf: Arc<Gguf>,
+    arch: Box<dyn Architecture>,
+    products: Vec<Product>,
+    layout: Layout,
+    experts_used: usize,
+}
+
+impl Blueprint {
+    /// Reads the hyperparameters and checks every tensor's shape.
+    ///
+    /// # Errors
+    /// An architecture, type or variant that is not supported, a key or tensor that is missing or wrong.
+    pub fn read(gguf: Arc<Gguf>, options: &ModelOptions) -> Result<Blueprint> {
+        let name = gguf.metadata().str("general.architecture")?;
+        let entry = arch::find(name).ok_or_else(|| Error::UnsupportedArchitecture {
+            name: name.to_owned(),
+            supported: arch::supported(),
+        })?;
+        if options.context == Some(0) {
+            return Err(Error::ContextFull { needed: 1, limit: 0 });
+        }
+        let hyper = Hyper::new(gguf.metadata(), name, options.context);
+        let used = gguf.metadata().opt_u64(&format!("{name}.expert_used_count"))?.unwrap_or(0);
+        let mut builder = Builder::new(&gguf);
+        let arch = (entry.build)(&hyper, &mut builder)?;
+        let (layout, products) = builder.finish();
+        let experts_used = usize::try_from(used).unwrap_or(usize::MAX);
+        Ok(Blueprint { gguf, arch, products, layout, experts_used })
+    }
+
+    /// Sizes.
+    pub fn spec(&self) -> &ModelSpec {
+        self.arch.spec()
+    }
+
+    /// All products of a pass, each kind once.
+    pub fn products(&self) -> &[Product] {
+        &self.products
+    }
+
+    /// All weights.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Experts that a token uses per layer; 0 for a dense model.
+    pub fn experts_used(&self) -> usize {
+        self.experts_used
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
+    }
+
+    /// Loads the model as `plan` says.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBudget`], [`Error::OutOfMemory`], and what reading may bring.
+    pub fn load(
+        self,
+        plan: ResidencyPlan,
+        stream: &StreamOptions,
+        accountant: &Accountant,
+    ) -> Result<LoadedModel> {
+        let weights = residency::open(self.gguf, self.layout, plan, stream, accountant)?;
+        Ok(LoadedModel { arch: self.arch, products: self.products, weights })
+    }
 }
 
 /// A model's architecture and weights, shared by all that run it.
@@ -29,23 +102,10 @@ impl LoadedModel {
     /// Reads the hyperparameters, checks every tensor's shape, and decodes the small ones. The weights stay in the mapping.
     ///
     /// # Errors
-    /// An architecture, type or variant that is not supported, a key or tensor that is missing or wrong,
-    /// [`Error::OutOfBudget`].
+    /// Those of [`Blueprint::read`], and [`Error::OutOfBudget`].
     pub fn new(gguf: Arc<Gguf>, options: &ModelOptions, accountant: &Accountant) -> Result<LoadedModel> {
-        let name = gguf.metadata().str("general.architecture")?;
-        let entry = arch::find(name).ok_or_else(|| Error::UnsupportedArchitecture {
-            name: name.to_owned(),
-            supported: arch::supported(),
-        })?;
-        if options.context == Some(0) {
-            return Err(Error::ContextFull { needed: 1, limit: 0 });
-        }
-        let hyper = Hyper::new(gguf.metadata(), name, options.context);
-        let mut builder = Builder::new(&gguf);
-        let arch = (entry.build)(&hyper, &mut builder)?;
-        let (layout, products) = builder.finish();
-        let weights = Box::new(MappedStore::new(Arc::clone(&gguf), layout, accountant)?);
-        Ok(LoadedModel { arch, products, weights })
+        let plan = ResidencyPlan { mapped: true, ..ResidencyPlan::default() };
+        Blueprint::read(gguf, options)?.load(plan, &StreamOptions::default(), accountant)
     }
 
     /// Sizes.

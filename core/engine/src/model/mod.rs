@@ -21,7 +21,7 @@ pub use blocks::{Attention, Embedding, Ffn, Head, Linear};
 pub use builder::{Builder, Product};
 pub use forward::{Forward, Outputs};
 pub use hyper::{Dims, Hyper, RopeScaling};
-pub use loaded::{LoadedModel, ModelOptions};
+pub use loaded::{Blueprint, LoadedModel, ModelOptions};
 pub use pass::Pass;
 pub use precision::{PrecisionTable, Role};
 pub use runner::{Runner, RunnerOptions};

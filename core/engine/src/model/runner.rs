@@ -172,6 +172,7 @@ impl Runner {
             self.positions.extend((first..first + tokens.len()).map(|position| position as u32));
             self.ropes.iter_mut().for_each(|rope| rope.prepare(&self.positions));
             self.scratch.fit(tokens.len())?;
+            self.model.weights().begin_pass()?;
             let cx = Context {
                 kernels: self.kernels,
                 par: &*self.par,

@@ -163,6 +163,11 @@ impl ExpertDirectory {
         self.take_out(victim)
     }
 
+    /// Whether a slot is free or in use, and not retired.
+    pub fn has_slot(&self, slot: u32) -> bool {
+        self.free.contains(&slot) || self.slot_of.contains(&slot)
+    }
+
     /// Adds a slot.
     pub fn add_slot(&mut self, slot: u32) {
         self.free.push(slot);

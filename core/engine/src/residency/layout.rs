@@ -26,6 +26,10 @@ impl TensorRef {
     pub fn unit(self) -> UnitId {
         self.unit
     }
+
+    pub(super) fn slot(self) -> usize {
+        self.slot as usize
+    }
 }
 
 /// A small tensor that is decoded once and stays.

@@ -5,21 +5,34 @@
 //! read from flash is decided here and visible nowhere else. Norms and biases are small: they are decoded once and stay.
 
 mod directory;
+mod extent;
 mod layout;
 mod mapped;
+mod open;
+mod plan;
 pub mod policy;
 mod replay;
+mod source;
+mod streaming;
 mod trace;
+mod vectors;
 
 pub use directory::{Admission, ExpertDirectory, ExpertKey};
 pub use layout::{Layout, TensorRef, Unit, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor};
 pub use mapped::MappedStore;
+pub use open::open;
+pub use plan::{ResidencyPlan, ResidencyWish, Shortfall, UnitPlace};
 pub use replay::{Replayed, replay};
+pub use source::{FileSource, WeightSource};
+pub use streaming::{StreamOptions, StreamingStore};
 pub use trace::{RouteTrace, RouteVisit, TraceError};
 
 use crate::{Error, Result};
+use extent::Slab;
 use pannier_gguf::Shard;
 use pannier_kernels::Matrix;
+use std::sync::Arc;
+use streaming::Place;
 
 /// Gives out the weights of one model.
 pub trait WeightStore: Send + Sync + std::fmt::Debug {
@@ -68,17 +81,100 @@ pub trait WeightStore: Send + Sync + std::fmt::Debug {
     fn begin_pass(&self) -> Result<()> {
         Ok(())
     }
+
+    /// What was read so far.
+    fn flash(&self) -> FlashStats {
+        FlashStats::default()
+    }
+
+    /// Asks for an expert cache of this size, from the next pass on.
+    fn resize_cache(&self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// Bytes of the expert cache.
+    fn cache_bytes(&self) -> u64 {
+        0
+    }
+
+    /// What was decided when loading.
+    fn plan(&self) -> Option<&ResidencyPlan> {
+        None
+    }
+}
+
+/// What was read while running, since the model was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlashStats {
+    /// Bytes read.
+    pub bytes: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Experts acquired.
+    pub expert_uses: u64,
+    /// Experts read.
+    pub expert_misses: u64,
+    /// How long computing waited for reading.
+    pub waited_nanos: u64,
+    /// Forward passes begun.
+    pub passes: u64,
+}
+
+impl FlashStats {
+    /// What happened since `before`.
+    #[must_use]
+    pub fn since(&self, before: &FlashStats) -> FlashStats {
+        FlashStats {
+            bytes: self.bytes.saturating_sub(before.bytes),
+            reads: self.reads.saturating_sub(before.reads),
+            expert_uses: self.expert_uses.saturating_sub(before.expert_uses),
+            expert_misses: self.expert_misses.saturating_sub(before.expert_misses),
+            waited_nanos: self.waited_nanos.saturating_sub(before.waited_nanos),
+            passes: self.passes.saturating_sub(before.passes),
+        }
+    }
+
+    /// The share of expert uses that needed no read; `None` without experts.
+    pub fn expert_hit_rate(&self) -> Option<f64> {
+        (self.expert_uses > 0)
+            .then(|| 1.0 - self.expert_misses.min(self.expert_uses) as f64 / self.expert_uses as f64)
+    }
 }
 
 /// A unit that is there, as long as this lives.
-#[derive(Debug)]
 pub struct UnitGuard<'a> {
     id: UnitId,
     unit: &'a Unit,
-    shards: &'a [Shard],
+    bytes: UnitBytes<'a>,
 }
 
-impl UnitGuard<'_> {
+enum UnitBytes<'a> {
+    Mapped(&'a [Shard]),
+    Held {
+        pinned: Option<Arc<Slab>>,
+        moving: Option<Arc<Slab>>,
+        /// One for each tensor of the unit.
+        places: &'a [Place],
+        /// Learns when the moving part is let go.
+        store: &'a StreamingStore,
+    },
+}
+
+impl<'a> UnitGuard<'a> {
+    fn mapped(id: UnitId, unit: &'a Unit, shards: &'a [Shard]) -> Self {
+        UnitGuard { id, unit, bytes: UnitBytes::Mapped(shards) }
+    }
+
+    fn held(
+        (id, unit): (UnitId, &'a Unit),
+        pinned: Option<Arc<Slab>>,
+        moving: Option<Arc<Slab>>,
+        places: &'a [Place],
+        store: &'a StreamingStore,
+    ) -> Self {
+        UnitGuard { id, unit, bytes: UnitBytes::Held { pinned, moving, places, store } }
+    }
+
     /// A matrix of this unit.
     ///
     /// # Errors
@@ -88,7 +184,37 @@ impl UnitGuard<'_> {
             return Err(Error::internal(format!("{tensor:?} is not in {:?}", self.unit.kind)));
         }
         let info = self.unit.tensor(tensor)?;
-        matrix(info, self.shards)
+        let (pinned, moving, places) = match &self.bytes {
+            UnitBytes::Mapped(shards) => return matrix(info, shards),
+            UnitBytes::Held { pinned, moving, places, .. } => (pinned, moving, places),
+        };
+        let bytes = places.get(tensor.slot()).and_then(|place| {
+            let slab = if place.pinned { pinned } else { moving }.as_ref()?;
+            slab.bytes().get(place.at..place.at.checked_add(usize::try_from(info.bytes).ok()?)?)
+        });
+        let bytes = bytes.ok_or_else(|| Error::internal(format!("tensor {:?} is in no slab", info.name)))?;
+        Matrix::new(info.format, info.rows, info.cols, bytes)
+            .map_err(|error| Error::internal(format!("tensor {:?}: {error}", info.name)))
+    }
+}
+
+impl Drop for UnitGuard<'_> {
+    fn drop(&mut self) {
+        if let UnitBytes::Held { moving, store, .. } = &mut self.bytes
+            && moving.take().is_some()
+        {
+            // After the handle is gone: whoever gets the slab next must be its only owner.
+            store.release(self.id);
+        }
+    }
+}
+
+impl std::fmt::Debug for UnitGuard<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UnitGuard")
+            .field("id", &self.id)
+            .field("kind", &self.unit.kind)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,110 @@
+//! What a device can do: the numbers that a plan is made with.
+
+use serde::{Deserialize, Serialize};
+
+/// A device, as far as it matters to speed and memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceProfile {
+    /// Its name.
+    pub name: String,
+    /// Memory, in bytes.
+    pub ram: u64,
+    /// What of it one app can have without being killed soon, in bytes.
+    pub free: u64,
+    /// Large direct reads from flash, bytes per second.
+    pub flash_bps: f64,
+    /// Reads from memory by all cores, bytes per second.
+    pub dram_bps: f64,
+    /// What decoding reaches of quantised weights that are in memory, bytes of weights per second.
+    pub decode_bps: f64,
+    /// What prefill reaches, in 1e9 operations per second; a weight and token are two operations.
+    pub gflops: f64,
+    /// The size of a page, in bytes.
+    pub page: u64,
+}
+
+/// CPU kernels in the field reach 10 to 17 of 60 to 77 GB/s; ours reach half of what the memory gives where that was measured.
+const DECODE_SHARE: f64 = 0.5;
+/// An app on Android is safe with about half of the memory; more and the system's killer comes when another app is opened.
+const ANDROID_SHARE: f64 = 0.5;
+/// The limit of an app on iOS; with the `increased-memory-limit` entitlement.
+const IOS_SHARE: f64 = 0.6;
+
+const GB: f64 = 1e9;
+
+/// One line of the list.
+struct Phone {
+    name: &'static str,
+    ram_gb: u64,
+    ios: bool,
+    /// Sequential direct reads.
+    flash: f64,
+    dram: f64,
+    gflops: f64,
+}
+
+/// Memory bandwidth is bus width x data rate from the makers' data sheets. Flash is what direct reads of 1 MiB and more reach in
+/// an app, which is about 60% of the sequential figure of the data sheet (UFS 4.0: 4.2 GB/s, JEDEC JESD220F; measured on a phone
+/// with two lanes 2.46 GB/s). Prefill comes from public llama.cpp runs of 7B models in 4 bits on the CPU.
+#[rustfmt::skip]
+const PHONES: &[Phone] = &[
+    // Qualcomm product brief 87-43704-1: 64-bit LPDDR5X at 4200 MHz = 67.2 GB/s, UFS 4.0.
+    Phone { name: "snapdragon-8-gen-2-8gb",  ram_gb: 8,  ios: false, flash: 2.4, dram: 67.2, gflops: 350.0 },
+    Phone { name: "snapdragon-8-gen-2-12gb", ram_gb: 12, ios: false, flash: 2.4, dram: 67.2, gflops: 350.0 },
+    Phone { name: "snapdragon-8-gen-2-16gb", ram_gb: 16, ios: false, flash: 2.4, dram: 67.2, gflops: 350.0 },
+    // Qualcomm product brief 87-71408-1: 64-bit LPDDR5X at 4800 MHz = 76.8 GB/s, UFS 4.0.
+    Phone { name: "snapdragon-8-gen-3-8gb",  ram_gb: 8,  ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
+    Phone { name: "snapdragon-8-gen-3-12gb", ram_gb: 12, ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
+    Phone { name: "snapdragon-8-gen-3-16gb", ram_gb: 16, ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
+    Phone { name: "snapdragon-8-gen-3-24gb", ram_gb: 24, ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
+    // MediaTek product page: 64-bit LPDDR5T at 9600 MT/s = 76.8 GB/s, UFS 4.0 with MCQ.
+    Phone { name: "dimensity-9300-12gb",     ram_gb: 12, ios: false, flash: 2.5, dram: 76.8, gflops: 520.0 },
+    Phone { name: "dimensity-9300-16gb",     ram_gb: 16, ios: false, flash: 2.5, dram: 76.8, gflops: 520.0 },
+    // HiSilicon product page: 64-bit LPDDR4X at 2133 MHz = 34.1 GB/s, UFS 3.0 (2.1 GB/s on the data sheet); no i8mm.
+    Phone { name: "kirin-985-6gb",           ram_gb: 6,  ios: false, flash: 1.1, dram: 34.1, gflops: 110.0 },
+    Phone { name: "kirin-985-8gb",           ram_gb: 8,  ios: false, flash: 1.1, dram: 34.1, gflops: 110.0 },
+    // Apple tech specs, and teardowns for the memory: 64-bit LPDDR5 at 6400 MT/s = 51.2 GB/s; NVMe.
+    Phone { name: "apple-a16-6gb",           ram_gb: 6,  ios: true,  flash: 1.6, dram: 51.2, gflops: 350.0 },
+    Phone { name: "apple-a17-pro-8gb",       ram_gb: 8,  ios: true,  flash: 1.8, dram: 51.2, gflops: 400.0 },
+    // LPDDR5X at 7500 MT/s = 60 GB/s.
+    Phone { name: "apple-a18-8gb",           ram_gb: 8,  ios: true,  flash: 1.9, dram: 60.0, gflops: 480.0 },
+];
+
+impl DeviceProfile {
+    /// Phones that a plan can be made for without having them.
+    pub fn phones() -> impl Iterator<Item = DeviceProfile> {
+        PHONES.iter().map(|phone| {
+            let ram = phone.ram_gb << 30;
+            let share = if phone.ios { IOS_SHARE } else { ANDROID_SHARE };
+            DeviceProfile {
+                name: phone.name.to_owned(),
+                ram,
+                free: (ram as f64 * share) as u64,
+                flash_bps: phone.flash * GB,
+                dram_bps: phone.dram * GB,
+                decode_bps: phone.dram * GB * DECODE_SHARE,
+                gflops: phone.gflops,
+                page: if phone.ios { 16384 } else { 4096 },
+            }
+        })
+    }
+
+    /// The phone of this name.
+    pub fn by_name(name: &str) -> Option<DeviceProfile> {
+        Self::phones().find(|phone| phone.name == name)
+    }
+
+    /// From few numbers; what is not given follows from the others.
+    pub fn custom(ram: u64, flash_bps: f64, dram_bps: f64, gflops: f64) -> DeviceProfile {
+        DeviceProfile {
+            name: "custom".to_owned(),
+            ram,
+            free: ram / 2,
+            flash_bps,
+            dram_bps,
+            decode_bps: dram_bps * DECODE_SHARE,
+            gflops,
+            page: 4096,
+        }
+    }
+}

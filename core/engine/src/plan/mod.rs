@@ -1,0 +1,368 @@
+//! What will happen, before it does: what stays in memory, what is streamed, which context fits, how fast it will be, and why.
+//!
+//! ```text
+//! C  = budget - vectors - KV - scratch - the rest of the process - margin      what copies of weights may take
+//! all weights fit into C                  the file is mapped, nothing is copied
+//! otherwise                               pinned + streamed, see residency::ResidencyPlan
+//!
+//! decode   T = max(T_memory, T_flash): reading is hidden behind computing, or the other way round
+//!          T_memory = bytes touched per token / decode bandwidth;  T_flash = bytes streamed per token / flash bandwidth
+//! prefill  T = max(T_compute, T_flash) of a chunk, in which every weight is touched once
+//! ```
+//!
+//! Made from the tensor directory alone: no weight is read.
+
+mod advice;
+mod device;
+mod measure;
+
+pub use device::DeviceProfile;
+
+use crate::memory::Accountant;
+use crate::model::{Blueprint, PrecisionTable, ScratchPlan};
+use crate::residency::{ResidencyPlan, ResidencyWish};
+use crate::{Error, Result};
+use pannier_kernels::PAGE_TOKENS;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlanWish {
+    /// The memory budget in bytes; what the device has free if absent.
+    pub budget: Option<u64>,
+    /// The most tokens per prefill pass; 512, or less if that takes too much memory, if absent.
+    pub chunk: Option<usize>,
+    /// Threads; 1 if 0.
+    pub threads: usize,
+}
+
+/// What bounds the speed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Reading weights from memory.
+    Memory,
+    /// Reading weights from flash.
+    Flash,
+    /// Arithmetic.
+    Compute,
+}
+
+impl Bound {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Memory => "memory bandwidth",
+            Bound::Flash => "flash bandwidth",
+            Bound::Compute => "compute",
+        }
+    }
+}
+
+/// A plan. All sizes in bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Whether it can be done; `notes` say what would fit if not.
+    pub fits: bool,
+    /// The budget it was made for.
+    pub budget: u64,
+    /// Tokens of the context.
+    pub context: usize,
+    /// The longest context that fits this budget, up to that of the training.
+    pub max_context: usize,
+    /// Tokens per prefill pass.
+    pub chunk: usize,
+    /// Where the weights live.
+    pub residency: ResidencyPlan,
+    /// All weights.
+    pub weight_bytes: u64,
+    /// Weights in memory: mapped, pinned, or in slots for experts.
+    pub resident_bytes: u64,
+    /// Read from flash for each decoded token.
+    pub streamed_bytes_per_token: u64,
+    /// The share of expert uses that the cache is expected to serve.
+    pub expert_hit_rate: Option<f64>,
+    /// The KV cache with a full context.
+    pub kv_bytes: u64,
+    /// Buffers of a pass.
+    pub scratch_bytes: u64,
+    /// Norms and biases, as floats.
+    pub vector_bytes: u64,
+    /// Vocabulary, metadata, stacks, code's own data.
+    pub other_bytes: u64,
+    /// The most anonymous memory.
+    pub peak_bytes: u64,
+    /// The most clean pages of files: the system takes them back when it needs them.
+    pub file_backed_bytes: u64,
+    /// Tokens per second.
+    pub decode_tok_s: f64,
+    /// Tokens per second.
+    pub prefill_tok_s: f64,
+    /// What bounds decoding.
+    pub bound_by: Bound,
+    /// Advice in words.
+    pub notes: Vec<String>,
+}
+
+/// Kept free of the budget, so that allocators and the system's own bookkeeping find room.
+fn margin(budget: u64) -> u64 {
+    (budget / 128).clamp(2 << 20, 32 << 20)
+}
+
+/// What the process has besides: code's own data, the allocator's, and per token id the vocabulary's entry, its place in the hash
+/// table and the merges. Measured on the four test models.
+fn other_bytes(vocab: usize) -> u64 {
+    (6 << 20) + 220 * vocab as u64
+}
+
+/// The context of chats on phones, when nothing is said.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
+impl Plan {
+    /// Makes a plan for a model that was read with the wished context.
+    ///
+    /// # Errors
+    /// Only for mistakes in the model's file: a wish that cannot be met is a plan with `fits == false`.
+    pub fn new(model: &Blueprint, device: &DeviceProfile, wish: &PlanWish) -> Result<Plan> {
+        let spec = model.spec();
+        let budget = wish.budget.unwrap_or(device.free);
+        let threads = wish.threads.max(1);
+        let precision = PrecisionTable::DEFAULT;
+        let scratch = |chunk| {
+            ScratchPlan { spec, products: model.products(), precision: &precision, chunk, threads }.bytes()
+        };
+        let chunk = match wish.chunk {
+            Some(chunk) => chunk.clamp(1, spec.context.max(1)),
+            None => {
+                let mut chunk = 512usize.min(spec.context.max(1));
+                // A smaller chunk costs prefill speed; a scratch of more than a tenth of the budget costs decode speed.
+                while chunk > 32 && scratch(chunk) > budget / 10 {
+                    chunk /= 2;
+                }
+                chunk
+            }
+        };
+        let layout = model.layout();
+        let vector_bytes: u64 = layout.vectors().iter().map(|vector| 4 * vector.len as u64).sum();
+        let weight_bytes: u64 = layout.units().iter().map(|unit| unit.bytes()).sum();
+        let (scratch_bytes, other_bytes) = (scratch(chunk), other_bytes(spec.vocab));
+        let kv_bytes = kv_bytes(model, spec.context);
+        let fixed = vector_bytes + scratch_bytes + other_bytes + margin(budget);
+        let around = fixed.saturating_add(kv_bytes);
+
+        let mut plan = Plan {
+            fits: true,
+            budget,
+            context: spec.context,
+            max_context: 0,
+            chunk,
+            residency: ResidencyPlan::default(),
+            weight_bytes,
+            resident_bytes: 0,
+            streamed_bytes_per_token: 0,
+            expert_hit_rate: None,
+            kv_bytes,
+            scratch_bytes,
+            vector_bytes,
+            other_bytes,
+            peak_bytes: 0,
+            file_backed_bytes: 0,
+            decode_tok_s: 0.0,
+            prefill_tok_s: 0.0,
+            bound_by: Bound::Memory,
+            notes: Vec::new(),
+        };
+        let mut wish = ResidencyWish { budget: None, experts_used: model.experts_used() };
+        let mut least = 0;
+        if weight_bytes.saturating_add(around) > budget {
+            wish.budget = Some(budget.saturating_sub(around));
+        }
+        match ResidencyPlan::new(layout, &wish)? {
+            Ok(residency) => plan.residency = residency,
+            Err(short) => {
+                plan.fits = false;
+                least = short.needed;
+                // Speeds and sizes of the smallest budget that would do.
+                wish.budget = Some(short.needed);
+                if let Ok(residency) = ResidencyPlan::new(layout, &wish)? {
+                    plan.residency = residency;
+                }
+            }
+        }
+        // Without weights to stream, a longer context costs only its KV.
+        let least_weights = if plan.residency.mapped { weight_bytes } else { least_copies(model, &wish)? };
+        let per_token = kv_bytes / spec.context.max(1) as u64;
+        let spare = budget.saturating_sub(fixed).saturating_sub(least_weights);
+        plan.max_context = spare.checked_div(per_token).map_or(spec.trained_context, |tokens| {
+            usize::try_from(tokens).unwrap_or(usize::MAX).min(spec.trained_context) / PAGE_TOKENS
+                * PAGE_TOKENS
+        });
+        plan.sizes(around - margin(budget));
+        plan.speed(model, device);
+        advice::notes(&mut plan, model, device, least.saturating_add(around));
+        Ok(plan)
+    }
+
+    fn sizes(&mut self, around: u64) {
+        let residency = &self.residency;
+        let copies = residency.anonymous_bytes();
+        self.resident_bytes = if residency.mapped {
+            self.weight_bytes
+        } else {
+            residency.pinned_bytes + u64::from(residency.slots) * residency.slot_bytes
+        };
+        self.peak_bytes = around + copies;
+        self.file_backed_bytes = if residency.mapped { self.weight_bytes } else { 0 };
+    }
+
+    fn speed(&mut self, model: &Blueprint, device: &DeviceProfile) {
+        let residency = &self.residency;
+        let spec = model.spec();
+        let used = model.experts_used() as f64;
+        let layers_with_experts = experts_per_layer(model);
+        // Bytes of experts that a token touches.
+        let touched = layers_with_experts
+            .iter()
+            .map(|&(count, bytes)| bytes as f64 * used.min(count as f64) / count as f64);
+        let touched: f64 = touched.sum();
+        let hits = match residency.experts {
+            0 => None,
+            _ if residency.mapped => Some(1.0),
+            all => Some(expected_hits(f64::from(residency.slots) / f64::from(all))),
+        };
+        let missed = touched * (1.0 - hits.unwrap_or(1.0));
+        let streamed = residency.streamed_bytes as f64 + missed;
+        // Half the context is a fair guess of what attention reads.
+        let kv = self.kv_bytes as f64 / 2.0 / 2.0;
+        let memory = (residency.dense_bytes as f64 + touched + kv) / device.decode_bps;
+        let flash = streamed / device.flash_bps;
+        // Misses of a layer are known when its router has run: only the experts of the layer that are there hide them.
+        let hidden = touched * hits.unwrap_or(0.0) / device.decode_bps;
+        let stalls = if missed > 0.0 { (missed / device.flash_bps - hidden).max(0.0) } else { 0.0 };
+        let dense_flash = residency.streamed_bytes as f64 / device.flash_bps;
+        let time = memory.max(dense_flash) + stalls;
+        self.decode_tok_s = 1.0 / time.max(1e-9);
+        self.streamed_bytes_per_token = streamed as u64;
+        self.expert_hit_rate = hits;
+        self.bound_by = if flash > memory || stalls > memory { Bound::Flash } else { Bound::Memory };
+
+        // Weights without embedding rows; a quantised weight is about as many operations as any other.
+        let active = active_weights(model);
+        let chunk = self.chunk as f64;
+        let compute = 2.0 * active * chunk / (device.gflops * 1e9);
+        // A chunk of some size touches nearly every expert.
+        let misses = residency.expert_bytes as f64
+            * (1.0 - f64::from(residency.slots) / f64::from(residency.experts.max(1)))
+            * f64::from(u8::from(!residency.mapped));
+        let chunk_flash = (residency.streamed_bytes as f64 + misses) / device.flash_bps;
+        self.prefill_tok_s = chunk / compute.max(chunk_flash).max(1e-9);
+        let _ = spec;
+    }
+
+    /// The plan, or the error that carries it.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotFit`].
+    pub fn check(self) -> Result<Plan> {
+        if self.fits { Ok(self) } else { Err(Error::DoesNotFit { plan: Box::new(self) }) }
+    }
+
+    /// Everything the plan takes besides weights is reserved when it is used; this is for what no room of the engine allocates.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBudget`].
+    pub fn reserve_other(&self, accountant: &Accountant) -> Result<crate::memory::Reservation> {
+        accountant.reserve(crate::memory::Category::Other, self.other_bytes)
+    }
+}
+
+fn least_copies(model: &Blueprint, wish: &ResidencyWish) -> Result<u64> {
+    let none = ResidencyWish { budget: Some(0), ..*wish };
+    Ok(match ResidencyPlan::new(model.layout(), &none)? {
+        Ok(plan) => plan.anonymous_bytes(),
+        Err(short) => short.needed,
+    })
+}
+
+/// KV of `tokens`, in whole pages and chunks as the cache allocates them.
+fn kv_bytes(model: &Blueprint, tokens: usize) -> u64 {
+    let mut pools: Vec<(u64, u64)> = Vec::new();
+    for layer in &model.spec().attention {
+        let page = PAGE_TOKENS as u64 * layer.kv().bytes_per_token();
+        let pages = tokens.div_ceil(PAGE_TOKENS) as u64;
+        match pools.iter_mut().find(|(size, _)| *size == page) {
+            Some((_, count)) => *count += pages,
+            None => pools.push((page, pages)),
+        }
+    }
+    pools
+        .into_iter()
+        .map(|(page, count)| {
+            let chunk = ((1 << 20) / page.max(1)).max(1);
+            count.next_multiple_of(chunk).saturating_mul(page)
+        })
+        .fold(0, u64::saturating_add)
+}
+
+/// For each layer with experts: how many, and the bytes of all.
+fn experts_per_layer(model: &Blueprint) -> Vec<(u64, u64)> {
+    let mut layers = std::collections::BTreeMap::<usize, (u64, u64)>::new();
+    for unit in model.layout().units() {
+        if let crate::residency::UnitKind::Expert { layer, .. } = unit.kind {
+            let entry = layers.entry(layer).or_default();
+            entry.0 += 1;
+            entry.1 += unit.bytes();
+        }
+    }
+    layers.into_values().collect()
+}
+
+/// Weights that a token is multiplied with.
+fn active_weights(model: &Blueprint) -> f64 {
+    let per_layer: std::collections::BTreeMap<usize, u64> =
+        model.layout().units().iter().fold(std::collections::BTreeMap::new(), |mut counts, unit| {
+            if let crate::residency::UnitKind::Expert { layer, .. } = unit.kind {
+                *counts.entry(layer).or_default() += 1;
+            }
+            counts
+        });
+    let mut sum = 0.0;
+    for unit in model.layout().units() {
+        let weights: f64 = unit.tensors.iter().map(|tensor| tensor.rows as f64 * tensor.cols as f64).sum();
+        sum += match unit.kind {
+            // One row in a chunk needs logits.
+            crate::residency::UnitKind::Embedding | crate::residency::UnitKind::Output => 0.0,
+            crate::residency::UnitKind::Expert { layer, .. } => {
+                let count = per_layer.get(&layer).copied().unwrap_or(1).max(1) as f64;
+                weights * (model.experts_used() as f64 / count).min(1.0)
+            }
+            _ => weights,
+        };
+    }
+    sum
+}
+
+/// Hits of the default policy by the share of experts that have slots: the recorded traces of two models of different sizes lie
+/// on one curve.
+fn expected_hits(share: f64) -> f64 {
+    const CURVE: [(f64, f64); 11] = [
+        (0.0, 0.0),
+        (0.017, 0.27),
+        (0.034, 0.40),
+        (0.059, 0.47),
+        (0.09, 0.57),
+        (0.119, 0.62),
+        (0.179, 0.73),
+        (0.239, 0.81),
+        (0.35, 0.89),
+        (0.6, 0.97),
+        (1.0, 1.0),
+    ];
+    let mut before = (0.0, 0.0);
+    for &(x, y) in &CURVE {
+        if share <= x {
+            let (x0, y0) = before;
+            return if x > x0 { y0 + (y - y0) * (share - x0) / (x - x0) } else { y };
+        }
+        before = (x, y);
+    }
+    1.0
+}

@@ -1,0 +1,7 @@
+//! Weights that do not fit into the budget: same bits, kept promises, typed failures.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod dense;
+mod faults;
+mod plans;
+mod tiny;

@@ -1,0 +1,72 @@
+use crate::tiny;
+use pannier::Error;
+use pannier::plan::{DeviceProfile, Plan, PlanWish};
+
+#[test]
+fn a_budget_that_cannot_work_is_refused_with_what_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tiny::model(folder.path());
+    let plan = tiny::plan(&path, 5 << 20);
+    assert!(!plan.fits);
+    let error = plan.check().unwrap_err();
+    let Error::DoesNotFit { plan } = &error else { panic!("{error}") };
+    assert!(error.to_string().contains("least budget"), "{error}");
+    assert!(!plan.notes.is_empty());
+}
+
+#[test]
+fn the_least_budget_that_a_refusal_names_fits_and_a_little_less_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tiny::model(folder.path());
+    let (mut low, mut high) = (1u64 << 20, 1u64 << 30);
+    while high - low > 4096 {
+        let middle = (low + high) / 2;
+        if tiny::plan(&path, middle).fits { high = middle } else { low = middle }
+    }
+    let plan = tiny::plan(&path, high);
+    assert!(plan.fits && plan.peak_bytes <= high, "{plan:?}");
+    assert!(!plan.residency.mapped && plan.residency.streamed_bytes > 0);
+    assert!(tiny::plan(&path, 1 << 30).residency.mapped);
+}
+
+#[test]
+fn a_larger_budget_never_reads_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tiny::model(folder.path());
+    let mut before = u64::MAX;
+    for budget in (8..16u64).map(|mib| mib << 20) {
+        let plan = tiny::plan(&path, budget);
+        if plan.fits {
+            assert!(plan.peak_bytes <= budget);
+            let slack = plan.residency.buffer_bytes;
+            assert!(plan.streamed_bytes_per_token <= before.saturating_add(slack), "{budget}");
+            before = plan.streamed_bytes_per_token;
+        }
+    }
+    assert!(before < u64::MAX);
+}
+
+#[test]
+fn phones_have_plausible_numbers_and_names() {
+    let phones: Vec<DeviceProfile> = DeviceProfile::phones().collect();
+    assert!(phones.len() >= 12);
+    for phone in phones {
+        assert!(phone.free < phone.ram && phone.ram >= 6 << 30, "{}", phone.name);
+        assert!(phone.flash_bps < phone.dram_bps && phone.decode_bps < phone.dram_bps, "{}", phone.name);
+        assert_eq!(DeviceProfile::by_name(&phone.name), Some(phone));
+    }
+}
+
+#[test]
+fn this_machine_can_be_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tiny::model(folder.path());
+    let gguf = pannier_gguf::Gguf::open(&path).unwrap();
+    let device = DeviceProfile::measure(&pannier_kernels::Serial, Some(&gguf)).unwrap();
+    assert!(
+        device.decode_bps > 1e7 && device.dram_bps > 1e8 && device.gflops > 0.1 && device.flash_bps > 1e5,
+        "{device:?}"
+    );
+    let plan = Plan::new(&tiny::blueprint(&path), &device, &PlanWish::default()).unwrap();
+    assert!(plan.fits && plan.decode_tok_s > 1.0, "{plan:?}");
+}
