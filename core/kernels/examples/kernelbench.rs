@@ -6,6 +6,8 @@
 //! Up to 8 columns the figure is GB/s of weights (matrices are larger than the caches), beside the read bandwidth of the machine; from 9 on it is
 //! giga multiply-adds per second. Each is the median of several runs, in brackets by processor time of one thread.
 
+#![allow(clippy::unwrap_used)]
+
 #[path = "../tests/common/mod.rs"]
 mod common;
 

@@ -59,7 +59,7 @@ impl<'a> Matrix<'a> {
             cols,
             block: format.block,
         })?;
-        let needed = row_bytes.checked_mul(rows).unwrap_or(usize::MAX);
+        let needed = row_bytes.saturating_mul(rows);
         if needed != bytes.len() {
             return Err(ShapeError::Bytes {
                 format: format.name,

@@ -2,6 +2,8 @@
 //!
 //! `data/decode.bin` holds, for each format: type number, bytes, weights (u32 each), the blocks, the weights as f32.
 
+#![allow(clippy::unwrap_used)]
+
 use pannier_kernels::{Matrix, ShapeError, format, formats};
 
 fn take<'a>(data: &mut &'a [u8], n: usize) -> &'a [u8] {

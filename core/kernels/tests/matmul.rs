@@ -1,5 +1,7 @@
 //! Matrix products: every instruction set against the scalar oracle, bit for bit.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{Rng, Scales, matrix, random_activations, random_bytes};

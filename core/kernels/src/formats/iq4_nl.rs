@@ -1,6 +1,8 @@
 //! IQ4_NL: `w = d VALUES[n]`, n a nibble. 4.5 bits per weight.
 //!
-//!     d: f16 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```text
+//! d: f16 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```
 
 use super::{Block32, BlockFormat, half_at, nibbles};
 use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};

@@ -1,7 +1,9 @@
 //! IQ4_XS: `w = d (s - 32) VALUES[n]`, n a nibble, s of six bits for each 32 weights. 4.25 bits per weight.
 //!
-//!     d: f16 | u16: pair i is the upper two bits of s_i | 4 bytes: nibble i is the lower four bits of s_i
-//!     128 bytes: 16 for each 32 weights, as in IQ4_NL
+//! ```text
+//! d: f16 | u16: pair i is the upper two bits of s_i | 4 bytes: nibble i is the lower four bits of s_i
+//! 128 bytes: 16 for each 32 weights, as in IQ4_NL
+//! ```
 
 use super::iq4_nl::{VALUES, levels};
 use super::{Block32, BlockFormat, half_at, nibbles};

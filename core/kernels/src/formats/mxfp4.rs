@@ -1,6 +1,8 @@
 //! MXFP4 (OCP Microscaling, E2M1 elements): `w = 2^(e - 128) VALUES[n]`, n a nibble. 4.25 bits per weight.
 //!
-//!     e: u8 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```text
+//! e: u8 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```
 //!
 //! VALUES are twice the elements of the standard, so that they are integers; the exponent bias is one larger for it.
 

@@ -1,6 +1,8 @@
 //! Q2_K: `w = d s n - dmin t`, n of two bits, s and t nibbles for each 16 weights. 2.625 bits per weight.
 //!
-//!     16 bytes: low nibble s, high nibble t of weights 16 i.. | 64 bytes of n | d: f16 | dmin: f16
+//! ```text
+//! 16 bytes: low nibble s, high nibble t of weights 16 i.. | 64 bytes of n | d: f16 | dmin: f16
+//! ```
 //!
 //! Each half of 128 weights has 32 bytes of n; bits 2 j, 2 j + 1 of byte k belong to weight 32 j + k of that half.
 

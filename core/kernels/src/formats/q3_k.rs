@@ -1,7 +1,9 @@
 //! Q3_K: `w = d s (n - 4)`, n of three bits, s of six bits less 32 for each 16 weights. 3.4375 bits per weight.
 //!
-//!     32 bytes: bit b of byte k is the third bit of weight 32 b + k | 64 bytes: the lower two bits, as in Q2_K
-//!     12 bytes: s (see `scale`) | d: f16
+//! ```text
+//! 32 bytes: bit b of byte k is the third bit of weight 32 b + k | 64 bytes: the lower two bits, as in Q2_K
+//! 12 bytes: s (see `scale`) | d: f16
+//! ```
 
 use super::{Block32, BlockFormat, half_at};
 use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, unroll};

@@ -1,6 +1,8 @@
 //! Q4_1: `w = d n + m`, n a nibble. 5 bits per weight.
 //!
-//!     d: f16 | m: f16 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```text
+//! d: f16 | m: f16 | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```
 
 use super::{Block32, BlockFormat, half_at, nibbles};
 use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};

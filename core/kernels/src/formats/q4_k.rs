@@ -1,6 +1,8 @@
 //! Q4_K: `w = d s n - dmin t`, n a nibble, s and t of six bits for each 32 weights. 4.5 bits per weight.
 //!
-//!     d: f16 | dmin: f16 | 12 bytes: s and t (see `scale_min`) | 128 bytes of n
+//! ```text
+//! d: f16 | dmin: f16 | 12 bytes: s and t (see `scale_min`) | 128 bytes of n
+//! ```
 //!
 //! Byte k of the i-th 32 bytes of n holds weight 64 i + k in its low and 64 i + 32 + k in its high nibble.
 

@@ -1,6 +1,8 @@
 //! Q5_0: `w = d (n - 16)`, n of five bits. 5.5 bits per weight.
 //!
-//!     d: f16 | u32: bit k is the fifth bit of weight k | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```text
+//! d: f16 | u32: bit k is the fifth bit of weight k | 16 bytes: low nibbles are weights 0..16, high nibbles 16..32
+//! ```
 
 use super::{Block32, BlockFormat, half_at, nibbles};
 use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
@@ -42,8 +44,8 @@ impl Unpack for Q5_0 {
             let mut n = unpack_nibbles::<V>(&V::rows16(rows, 6));
             let head = V::rows8(rows, 0);
             let bits = V::or(V::shr(head[0], 16), V::shl(head[1], 16));
-            for quad in 0..8 {
-                n[quad] = V::or(n[quad], V::fifth_bits(bits, quad));
+            for (quad, n) in n.iter_mut().enumerate() {
+                *n = V::or(*n, V::fifth_bits(bits, quad));
             }
             let zero = [V::zero_f(); 2];
             sink.block(0, RowBlock { n, d: V::half(head[0]), s: zero, m: zero });

@@ -1,6 +1,8 @@
 //! Q5_1: `w = d n + m`, n of five bits. 6 bits per weight.
 //!
-//!     d: f16 | m: f16 | u32: bit k is the fifth bit of weight k | 16 bytes: low nibbles are weights 0..16, high 16..32
+//! ```text
+//! d: f16 | m: f16 | u32: bit k is the fifth bit of weight k | 16 bytes: low nibbles are weights 0..16, high 16..32
+//! ```
 
 use super::q5_0::add_fifth_bits;
 use super::{Block32, BlockFormat, half_at, nibbles};
@@ -34,8 +36,8 @@ impl Unpack for Q5_1 {
         unsafe {
             let mut n = unpack_nibbles::<V>(&V::rows16(rows, 8));
             let head = V::rows8(rows, 0);
-            for quad in 0..8 {
-                n[quad] = V::or(n[quad], V::fifth_bits(head[1], quad));
+            for (quad, n) in n.iter_mut().enumerate() {
+                *n = V::or(*n, V::fifth_bits(head[1], quad));
             }
             let m = [V::half(V::shr(head[0], 16)); 2];
             sink.block(0, RowBlock { n, d: V::half(head[0]), s: m, m });

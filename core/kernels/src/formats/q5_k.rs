@@ -1,7 +1,9 @@
 //! Q5_K: `w = d s n - dmin t`, n of five bits, s and t of six bits for each 32 weights. 5.5 bits per weight.
 //!
-//!     d: f16 | dmin: f16 | 12 bytes: s and t as in Q4_K | 32 bytes: bit b of byte k is the fifth bit of weight 32 b + k
-//!     128 bytes: the lower four bits, as in Q4_K
+//! ```text
+//! d: f16 | dmin: f16 | 12 bytes: s and t as in Q4_K | 32 bytes: bit b of byte k is the fifth bit of weight 32 b + k
+//! 128 bytes: the lower four bits, as in Q4_K
+//! ```
 
 use super::q4_k::{scale_min, scales_mins};
 use super::{Block32, BlockFormat, half_at};

@@ -1,6 +1,8 @@
 //! Q6_K: `w = d s (n - 32)`, n of six bits, s a signed byte for each 16 weights. 6.5625 bits per weight.
 //!
-//!     128 bytes: lower four bits | 64 bytes: upper two bits | 16 signed bytes: s | d: f16
+//! ```text
+//! 128 bytes: lower four bits | 64 bytes: upper two bits | 16 signed bytes: s | d: f16
+//! ```
 //!
 //! Each half of 128 weights has 64 bytes of low and 32 bytes of high bits: weight 32 j + k (k < 32) has its low bits in
 //! nibble `j / 2` of low byte `32 (j % 2) + k` and its high bits in pair j of high byte k.

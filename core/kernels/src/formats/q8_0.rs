@@ -1,6 +1,8 @@
 //! Q8_0: `w = d q`, q a signed byte. 8.5 bits per weight.
 //!
-//!     d: f16 | 32 signed bytes
+//! ```text
+//! d: f16 | 32 signed bytes
+//! ```
 
 use super::{Block32, BlockFormat, half_at};
 use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack};

@@ -162,7 +162,8 @@ impl Simd for Avx2 {
             let lane = |i: i32| byte + i * 0x0404_0404;
             let copy =
                 _mm256_setr_epi32(lane(0), lane(1), lane(2), lane(3), lane(0), lane(1), lane(2), lane(3));
-            let bits = _mm256_set1_epi32(if quad % 2 == 0 { 0x0804_0201 } else { 0x8040_2010u32 as i32 });
+            let bits =
+                _mm256_set1_epi32(if quad.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010u32 as i32 });
             let a = _mm256_and_si256(_mm256_shuffle_epi8(a, copy), bits);
             _mm256_and_si256(_mm256_cmpeq_epi8(a, bits), _mm256_set1_epi8(0x10))
         }
@@ -301,5 +302,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch_near(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 }

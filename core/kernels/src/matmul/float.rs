@@ -1,6 +1,10 @@
 //! A strip of a product with float weights: tiles of rows x columns, sixteen partial sums for each of their dots.
 //!
-//!     for some columns (in L1): for some rows: p[row][column] += w[row][16 k ..] * x[column][16 k ..]
+//! ```text
+//! for some columns (in L1): for some rows: p[row][column] += w[row][16 k ..] * x[column][16 k ..]
+//! ```
+
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by constants, to become registers")]
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,9 @@
 //! Products of weight matrices with token rows.
 //!
-//!     for each job, rows are cut into strips; strips of all jobs are the tasks of one parallel region
-//!     a strip:  y[token][row] = dot(w[row], x[token]) + bias[row]   for its rows and all tokens
+//! ```text
+//! for each job, rows are cut into strips; strips of all jobs are the tasks of one parallel region
+//! a strip:  y[token][row] = dot(w[row], x[token]) + bias[row]   for its rows and all tokens
+//! ```
 //!
 //! What happens inside a strip belongs to the instruction set.
 

@@ -129,7 +129,9 @@ pub(crate) trait Simd: Copy {
     /// wide: signed bytes XOR `FLIP`, `max` 255.
     unsafe fn dot16(acc: Self::I, w: &[Self::I; 4], a: *const i8, max: u32) -> Self::I;
 
+    /// Into L2, or L1.
     unsafe fn prefetch(p: *const u8);
+    unsafe fn prefetch_near(p: *const u8);
 }
 
 /// The canonical form of a format, as constants. `q = n - ZERO` with `n` in `0..=MAX`; MAX 255 means wide: `n` is `q`,

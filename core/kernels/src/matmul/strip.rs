@@ -1,9 +1,13 @@
 //! A strip of a product with quantised weights, for any instruction set and format.
 //!
-//!     few columns:   for each band of rows: walk its bytes once; unpack in registers, multiply with all columns
-//!     many columns:  for some bands: unpack into panels (in L2); for each tile of columns (in L1), for each panel: multiply
+//! ```text
+//! few columns:   for each band of rows: walk its bytes once; unpack in registers, multiply with all columns
+//! many columns:  for some bands: unpack into panels (in L2); for each tile of columns (in L1), for each panel: multiply
+//! ```
 //!
 //! Both end in [`Dot`], which holds the reduction order.
+
+#![allow(clippy::needless_range_loop, reason = "tiles are indexed by constants, to become registers")]
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -11,6 +15,15 @@ use std::marker::PhantomData;
 use super::simd::{Body, RowBlock, Rows, Shape, Simd, Sink, Unpack, start};
 use super::{Precision, Strip};
 use crate::act::{LoBlock, QBlock, TILE};
+
+/// Lines to prefetch with each block, evenly: a burst of them would fill the queue of misses.
+struct Prefetch {
+    far: *const u8,
+    /// How much less far to ask again, or 0.
+    near: usize,
+    lines: usize,
+    step: usize,
+}
 
 /// Multiplies blocks of rows with N columns, in registers.
 struct Dot<V: Simd, S, const N: usize, const P16: bool> {
@@ -23,10 +36,7 @@ struct Dot<V: Simd, S, const N: usize, const P16: bool> {
     lo: *const LoBlock,
     /// Distance to the next block of a column.
     step: usize,
-    /// Lines to prefetch with each block, evenly: a burst of them would fill the queue of misses.
-    prefetch: *const u8,
-    prefetch_lines: usize,
-    prefetch_step: usize,
+    prefetch: Prefetch,
     shape: PhantomData<S>,
 }
 
@@ -35,8 +45,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Dot<V, S, N, P16> {
     unsafe fn new(acc: [V::F; N], x: *const QBlock, lo: *const LoBlock, step: usize) -> Self {
         // SAFETY: the caller's promise.
         let t = unsafe { [[V::zero_f(); N]; 4] };
-        let (prefetch, prefetch_lines, prefetch_step) = (std::ptr::null(), 0, 0);
-        Dot { acc, t, x, lo, step, prefetch, prefetch_lines, prefetch_step, shape: PhantomData }
+        let prefetch = Prefetch { far: std::ptr::null(), near: 0, lines: 0, step: 0 };
+        Dot { acc, t, x, lo, step, prefetch, shape: PhantomData }
     }
 }
 
@@ -48,8 +58,12 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
             let t = &mut self.t[k % 4];
             let x = self.x.wrapping_add(k * self.step);
             let lo = self.lo.wrapping_add(k * self.step);
-            for i in 0..self.prefetch_lines {
-                V::prefetch(self.prefetch.wrapping_add(k * self.prefetch_step + 64 * i));
+            for i in 0..self.prefetch.lines {
+                let line = self.prefetch.far.wrapping_add(k * self.prefetch.step + 64 * i);
+                V::prefetch(line);
+                if self.prefetch.near != 0 {
+                    V::prefetch_near(line.wrapping_sub(self.prefetch.near));
+                }
             }
             for half in 0..2 {
                 let w = [w[half * 4], w[half * 4 + 1], w[half * 4 + 2], w[half * 4 + 3]];
@@ -98,15 +112,18 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
     #[inline(always)]
     unsafe fn next(&mut self, blocks: usize) {
         self.x = self.x.wrapping_add(blocks * self.step);
-        self.prefetch = self.prefetch.wrapping_add(blocks * self.prefetch_step);
+        self.prefetch.far = self.prefetch.far.wrapping_add(blocks * self.prefetch.step);
         if P16 {
             self.lo = self.lo.wrapping_add(blocks * self.step);
         }
     }
 }
 
-/// Bytes to prefetch ahead at least: two microseconds of a fast memory.
-const AHEAD: usize = 16 << 10;
+/// Bytes to prefetch ahead at least: a microsecond of a fast memory.
+const AHEAD: usize = 32 << 10;
+
+/// Bands up to this size leave L1 only after they have been used.
+const L1_BAND: usize = 20 << 10;
 
 /// A band of rows times N columns, straight from the bytes of the file.
 struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
@@ -115,8 +132,8 @@ struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
     x: *const QBlock,
     lo: *const LoBlock,
     step: usize,
-    /// How far ahead of the band to prefetch.
-    ahead: usize,
+    /// Bytes of the band.
+    band: usize,
     out: &'a mut [[f32; 16]; TILE],
     format: PhantomData<(V, F)>,
 }
@@ -128,10 +145,13 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
         unsafe {
             let mut rows = self.rows;
             let mut dot = Dot::<V, F::Shape, N, P16>::new([V::zero_f(); N], self.x, self.lo, self.step);
-            // Rows are many short streams that no hardware prefetcher follows; what comes next is one long one.
-            dot.prefetch = rows.at(0, 0).wrapping_add(self.ahead);
-            dot.prefetch_lines = (V::ROWS * F::BYTES).div_ceil(64 * F::BLOCKS);
-            dot.prefetch_step = V::ROWS * F::BYTES / F::BLOCKS;
+            // Rows are many short streams that no hardware prefetcher follows; what comes next is one long one. The queue that far prefetches
+            // wait in drops some when it is full (a third, measured), so bands that fit into L1 are asked for again, closer.
+            let far = (2 * self.band).max(AHEAD);
+            dot.prefetch.far = rows.at(0, 0).wrapping_add(far);
+            dot.prefetch.near = if self.band <= L1_BAND { far - self.band * 2 / 3 } else { 0 };
+            dot.prefetch.lines = (V::ROWS * F::BYTES).div_ceil(64 * F::BLOCKS);
+            dot.prefetch.step = V::ROWS * F::BYTES / F::BLOCKS;
             for _ in 0..self.units {
                 F::unit::<V>(&rows, &mut dot);
                 dot.next(F::BLOCKS);
@@ -216,11 +236,7 @@ impl<V: Simd, F: Unpack> Body for Fill<V, F> {
 
 /// A panel times N columns.
 struct Panel<'a, V: Simd, S, const N: usize, const P16: bool> {
-    panel: *const u8,
-    blocks: usize,
-    x: *const QBlock,
-    lo: *const LoBlock,
-    step: usize,
+    at: TileAt,
     /// Sums so far, in and out.
     sums: &'a mut [[f32; 16]; TILE],
     shape: PhantomData<(V, S)>,
@@ -236,9 +252,9 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S
             for j in 0..N {
                 acc[j] = V::load_f(self.sums[j].as_ptr());
             }
-            let mut dot = Dot::<V, S, N, P16>::new(acc, self.x, self.lo, self.step);
-            let mut p = self.panel;
-            for _ in 0..self.blocks {
+            let mut dot = Dot::<V, S, N, P16>::new(acc, self.at.x, self.at.lo, self.at.step);
+            let mut p = self.at.panel;
+            for _ in 0..self.at.blocks {
                 let zero = V::zero_f();
                 let at = |i: usize| p.add(i * size);
                 let f = |i: usize| V::load_f(at(i).cast());
@@ -355,7 +371,7 @@ unsafe fn direct<V: Simd, F: Unpack, const N: usize, const P16: bool>(s: &Strip<
             x: x.as_ptr(),
             lo: lo.as_ptr(),
             step,
-            ahead: (V::ROWS * s.w.row_bytes()).max(AHEAD),
+            band: V::ROWS * s.w.row_bytes(),
             out: &mut out,
             format: PhantomData,
         };
@@ -433,30 +449,25 @@ unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
                         }
                     }
                 }
-                let x = x.as_ptr().wrapping_add(first * step);
-                let lo = lo.as_ptr().wrapping_add(if P16 { first * step } else { 0 });
-                let blocks = part.len() * F::BLOCKS;
-                let p = panels.wrapping_add(i * panel);
-                let sums_ref = &mut sums;
+                let at = TileAt {
+                    panel: panels.wrapping_add(i * panel),
+                    blocks: part.len() * F::BLOCKS,
+                    x: x.as_ptr().wrapping_add(first * step),
+                    lo: lo.as_ptr().wrapping_add(if P16 { first * step } else { 0 }),
+                    step,
+                };
+                let out = &mut sums;
                 // SAFETY: the panel holds `blocks` blocks, the columns as many from `first` on.
                 unsafe {
                     match n {
-                        1 => tile_of::<V, F::Shape, 1, P16>(p, blocks, x, lo, step, sums_ref),
-                        2 => tile_of::<V, F::Shape, 2, P16>(p, blocks, x, lo, step, sums_ref),
-                        3 => tile_of::<V, F::Shape, 3, P16>(p, blocks, x, lo, step, sums_ref),
-                        4 => tile_of::<V, F::Shape, 4, P16>(p, blocks, x, lo, step, sums_ref),
-                        5 if V::COLS > 4 && !P16 => {
-                            tile_of::<V, F::Shape, 5, P16>(p, blocks, x, lo, step, sums_ref)
-                        }
-                        6 if V::COLS > 4 && !P16 => {
-                            tile_of::<V, F::Shape, 6, P16>(p, blocks, x, lo, step, sums_ref)
-                        }
-                        7 if V::COLS > 4 && !P16 => {
-                            tile_of::<V, F::Shape, 7, P16>(p, blocks, x, lo, step, sums_ref)
-                        }
-                        8 if V::COLS > 4 && !P16 => {
-                            tile_of::<V, F::Shape, 8, P16>(p, blocks, x, lo, step, sums_ref)
-                        }
+                        1 => multiply_tile::<V, F::Shape, 1, P16>(at, out),
+                        2 => multiply_tile::<V, F::Shape, 2, P16>(at, out),
+                        3 => multiply_tile::<V, F::Shape, 3, P16>(at, out),
+                        4 => multiply_tile::<V, F::Shape, 4, P16>(at, out),
+                        5 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 5, P16>(at, out),
+                        6 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 6, P16>(at, out),
+                        7 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 7, P16>(at, out),
+                        8 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 8, P16>(at, out),
                         _ => unreachable!("tiles are at most COLS wide"),
                     }
                     if part.end == units {
@@ -470,18 +481,24 @@ unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
     }
 }
 
-#[inline(always)]
-unsafe fn tile_of<V: Simd, S: Shape, const N: usize, const P16: bool>(
+/// A panel, and the columns to multiply it with.
+#[derive(Clone, Copy)]
+struct TileAt {
     panel: *const u8,
     blocks: usize,
     x: *const QBlock,
     lo: *const LoBlock,
+    /// Distance to the next block of a column.
     step: usize,
+}
+
+#[inline(always)]
+unsafe fn multiply_tile<V: Simd, S: Shape, const N: usize, const P16: bool>(
+    at: TileAt,
     sums: &mut [[f32; 16]; TILE],
 ) {
-    let mut body = Panel::<V, S, N, P16> { panel, blocks, x, lo, step, sums, shape: PhantomData };
     // SAFETY: the caller's promise.
-    unsafe { V::run(&mut body) }
+    unsafe { V::run(&mut Panel::<V, S, N, P16> { at, sums, shape: PhantomData }) }
 }
 
 impl Strip<'_> {

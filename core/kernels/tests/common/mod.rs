@@ -1,5 +1,5 @@
 //! Random valid blocks, for tests and the benchmark.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use pannier_kernels::{Format, Matrix};
 
