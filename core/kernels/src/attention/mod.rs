@@ -1,27 +1,32 @@
-//! Attention over KV pages with an online softmax; the score matrix never exists.
+//! Attention over KV pages, partition by partition; the score matrix never exists as a whole.
 //!
 //! What is computed, for the query at position P of one head (this is the order of all operations, on every ISA):
 //!
 //! ```text
+//! q = f16(q)                                           rounded to half precision, like the keys
 //! for each partition of 512 positions, ascending, of absolute positions 512 c .. 512 (c + 1):
-//!     m, l, acc = -inf, 0, 0
 //!     for each page of 32 positions in it, ascending, with at least one position in first ..= P:
-//!         s[t]  = dot(q, k[t]) * scale, soft-capped        the sixteen-lane dot; -inf outside first ..= P
-//!         m'    = max(m, max s)
-//!         f     = exp(m - m')
-//!         p[t]  = exp(s[t] - m')
-//!         l     = fma(l, f, sum p)                         lanes t and t + 16 first, then the fixed tree
-//!         acc   = acc * f, then fma(p[t], v[t], acc) for each t in first ..= P, ascending
-//!         m     = m'
-//!     merge (m, l, acc) into (M, L, A):  M' = max(M, m), a = exp(M - M'), b = exp(m - M'),
-//!                                        L = fma(L, a, l * b), A = fma(A, a, acc * b)
+//!         s[t] = dot(q, k[t]) * scale, soft-capped     the sixteen-lane dot; -inf outside first ..= P
+//!         m    = max(m, max s)
+//!     for each of these pages:
+//!         e[t] = exp(s[t] - m)
+//!         l    = l + sum e                             lanes t and t + 16 first, then the fixed tree
+//!     p[t] = f16(e[t] * (1 / l))                       rounded to half precision
+//!     acc  = fma(p[t], v[t], acc) for each t in first ..= P, ascending
+//!     merge (m, l, acc) into (M, L, A):  M' = max(M, m), a = exp(M - M'), b = exp(m - M') * l,
+//!                                        L = fma(L, a, b), A = fma(A, a, acc * b)
 //! with a sink: merge (sink, 1, 0)
 //! out = A * (1 / L)
 //! ```
 //!
+//! Queries and probabilities are rounded to half precision because the field computes so, with keys and values in half precision: for
+//! contexts of one partition the result is the reference engine's up to the order of sums, which golden values hold us to. Probabilities
+//! that are relative to their partition stay far from the subnormal halves, however long the context is.
+//!
 //! Pages and partitions lie at absolute positions, so the bits do not depend on how a prompt was cut into chunks, on how many
 //! queries are computed together, or on which thread computes what. Partitions exist so that one decoded token with a long context and
-//! few KV heads can use all threads; 512 positions are about 20 us of work and cost 0.4% of memory for the partial results.
+//! few KV heads can use all threads; 512 positions are about 20 us of work,
+//! cost 0.4% of memory for the partial results, and the scores of a tile (66 KB) stay in a second-level cache.
 //!
 //! A *tile* is up to 32 rows, each a (query, head) pair of one KV head, that share every load of K and V. Few rows (decode) read the f16
 //! pages directly; many rows (prefill) convert a page once, K transposed, so that lanes are positions and no horizontal sum is needed.

@@ -30,13 +30,17 @@ impl Running {
 
     fn merge(&mut self, part: &Running) {
         let m = greater(self.m, part.m);
-        let (a, b) = (exp(self.m - m), exp(part.m - m));
+        let (a, b) = (exp(self.m - m), exp(part.m - m) * part.l);
         self.m = m;
-        self.l = self.l.mul_add(a, part.l * b);
+        self.l = self.l.mul_add(a, b);
         for (x, y) in self.acc.iter_mut().zip(&part.acc) {
             *x = x.mul_add(a, y * b);
         }
     }
+}
+
+fn rounded(x: f32) -> f32 {
+    f16::from_f32(x).to_f32()
 }
 
 fn greater(a: f32, b: f32) -> f32 {
@@ -72,10 +76,12 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
         let page = kv.page(position / PAGE_TOKENS);
         page[at..at + dim].iter().map(|&h| f16::from_bits(h).to_f32()).collect()
     };
+    let q: Vec<f32> = query.q.iter().map(|&x| rounded(x)).collect();
     let mut all = Running::new(shape.v_dim);
     for part in first / PART_TOKENS..end.div_ceil(PART_TOKENS) {
         let mut run = Running::new(shape.v_dim);
         let pages = PART_TOKENS / PAGE_TOKENS;
+        let mut scored = Vec::new();
         for page in part * pages..(part + 1) * pages {
             let seen: Vec<usize> =
                 (0..PAGE_TOKENS).filter(|t| (first..end).contains(&(page * PAGE_TOKENS + t))).collect();
@@ -85,21 +91,24 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
             let mut s = [f32::NEG_INFINITY; PAGE_TOKENS];
             for &t in &seen {
                 let k = row(shape.key_at(query.kv_head, t), page * PAGE_TOKENS + t, shape.k_dim);
-                s[t] = dot(query.q, &k) * query.scale;
+                s[t] = dot(&q, &k) * query.scale;
                 if let Some(cap) = query.soft_cap {
                     s[t] = cap * tanh(s[t] * (1.0 / cap));
                 }
             }
-            let m = greater(run.m, over_page(&s, greater));
-            let factor = exp(run.m - m);
-            let p = s.map(|x| exp(x - m));
-            run.m = m;
-            run.l = run.l.mul_add(factor, over_page(&p, |a, b| a + b));
-            run.acc.iter_mut().for_each(|x| *x *= factor);
-            for &t in &seen {
+            run.m = greater(run.m, over_page(&s, greater));
+            scored.push((page, seen, s));
+        }
+        for (_, _, s) in &mut scored {
+            *s = s.map(|x| exp(x - run.m));
+            run.l += over_page(s, |a, b| a + b);
+        }
+        for (page, seen, s) in &scored {
+            for &t in seen {
+                let p = rounded(s[t] * (1.0 / run.l));
                 let v = row(shape.value_at(query.kv_head, t), page * PAGE_TOKENS + t, shape.v_dim);
                 for (x, v) in run.acc.iter_mut().zip(&v) {
-                    *x = p[t].mul_add(*v, *x);
+                    *x = p.mul_add(*v, *x);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The pages of one partition, one after the other, for one tile.
+//! One partition for one tile: the scores of its pages, their softmax, then the values of its pages.
 
 use std::ops::Range;
 
@@ -48,91 +48,123 @@ impl<'a> Page<'a> {
     }
 }
 
+/// The part of a partition's scores that a row's pages take.
+fn scored(tile: &Tile<'_>, row: usize, part: usize) -> Range<usize> {
+    let (span, first) = (tile.span(row), part * PART_TOKENS);
+    let end = span.end.saturating_sub(first).min(PART_TOKENS).next_multiple_of(PAGE_TOKENS);
+    (span.start.saturating_sub(first) / PAGE_TOKENS * PAGE_TOKENS).min(end)..end
+}
+
 impl Kernels {
     /// Computes `work.state` for one partition of the context.
     pub(super) fn attend(&self, tile: &Tile<'_>, part: usize, work: &mut Work<'_>) {
         work.state.clear();
         let spans = tile.spans();
         let span = spans.start.max(part * PART_TOKENS)..spans.end.min((part + 1) * PART_TOKENS);
-        for index in span.start / PAGE_TOKENS..span.end.div_ceil(PAGE_TOKENS) {
-            let page = Page::new(tile, index);
-            let next = if (index + 1) * PAGE_TOKENS < span.end { Page::new(tile, index + 1) } else { page };
+        let pages = span.start / PAGE_TOKENS..span.end.div_ceil(PAGE_TOKENS);
+        let page = |index: usize| (Page::new(tile, index), Page::new(tile, (index + 1).min(pages.end - 1)));
+        for index in pages.clone() {
+            let (page, next) = page(index);
+            work.at = index * PAGE_TOKENS - part * PART_TOKENS;
             if tiled(tile) {
-                self.page_tiled(tile, page, next, work);
+                self.score_tiled(tile, page, next, work);
             } else {
-                self.page_direct(tile, page, next, work);
+                self.score_direct(tile, page, next, work);
+            }
+        }
+        for row in 0..tile.rows {
+            let scored = scored(tile, row, part);
+            if !scored.is_empty() {
+                call!(self, soften(&scored, row, work));
+            }
+        }
+        for index in pages.clone() {
+            let (page, next) = page(index);
+            work.at = index * PAGE_TOKENS - part * PART_TOKENS;
+            if tiled(tile) {
+                self.add_tiled(tile, page, next, work);
+            } else {
+                self.add_direct(tile, page, next, work);
             }
         }
     }
 
-    fn page_direct(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
-        let mut row = 0;
-        while row < tile.rows {
-            // Rows of one query see the same slots; rows of different queries are separated here.
-            let rows = (tile.heads - row % tile.heads).min(tile.rows - row).min(ROW_BLOCK);
+    fn score_direct(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
+        for (row, rows) in queries(tile) {
             let slots = slots(tile, row, page.index);
             if !slots.is_empty() {
                 let keys = Block { page: page.keys, next: next.keys, slots: &slots, row, rows };
                 call!(self, scores_f16(&keys, work));
-                let mut factors = [1.0; ROW_BLOCK];
-                for (r, factor) in factors.iter_mut().enumerate().take(rows) {
-                    *factor = call!(self, soften(scores(tile), &slots, row + r, work));
+                for row in row..row + rows {
+                    call!(self, scale_scores(scores(tile), &slots, row, work));
                 }
-                let values = Block { page: page.values, next: next.values, ..keys };
-                call!(self, values_f16(&values, &factors, work));
             }
-            row += rows;
         }
     }
 
-    fn page_tiled(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
-        call!(self, convert_f16([page.keys, page.values], [next.keys, next.values], work));
-        for row in (0..tile.rows).step_by(ROW_BLOCK) {
-            let rows = ROW_BLOCK.min(tile.rows - row);
-            let mut spans = [const { 0..0 }; ROW_BLOCK];
-            for (r, span) in spans.iter_mut().enumerate().take(rows) {
-                *span = slots(tile, row + r, page.index);
+    fn add_direct(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
+        for (row, rows) in queries(tile) {
+            let slots = slots(tile, row, page.index);
+            if !slots.is_empty() {
+                let values = Block { page: page.values, next: next.values, slots: &slots, row, rows };
+                call!(self, values_f16(&values, work));
             }
-            let spans = &spans[..rows];
-            if spans.iter().all(|span| span.is_empty()) {
+        }
+    }
+
+    fn score_tiled(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
+        call!(self, convert_keys(page.keys, next.keys, work));
+        for row in (0..tile.rows).step_by(ROW_BLOCK) {
+            let spans = block_slots(tile, row, page.index);
+            if spans.iter().all(Range::is_empty) {
                 continue;
             }
             call!(self, scores_f32(row, work));
-            let mut factors = [1.0; ROW_BLOCK];
             for (r, span) in spans.iter().enumerate() {
                 if !span.is_empty() {
-                    factors[r] = call!(self, soften(scores(tile), span, row + r, work));
+                    call!(self, scale_scores(scores(tile), span, row + r, work));
                 }
             }
-            self.add_values(row, spans, &mut factors, work);
         }
     }
 
     /// The positions that all four rows see first (they must begin together), then what single rows see beyond them.
-    fn add_values(
-        &self,
-        row: usize,
-        spans: &[Range<usize>],
-        factors: &mut [f32; ROW_BLOCK],
-        work: &mut Work<'_>,
-    ) {
-        let start = spans[0].start;
-        let end = spans.iter().map(|span| span.end).min().unwrap_or(start);
-        let together =
-            spans.len() == ROW_BLOCK && spans.iter().all(|span| span.start == start) && end > start;
-        if together {
-            let block = Block { page: (), next: (), slots: &(start..end), row, rows: ROW_BLOCK };
-            call!(self, values_f32(&block, factors, work));
-            *factors = [1.0; ROW_BLOCK];
-        }
-        for (r, span) in spans.iter().enumerate() {
-            let rest = if together { end..span.end } else { span.clone() };
-            if !rest.is_empty() {
-                let block = Block { page: (), next: (), slots: &rest, row: row + r, rows: 1 };
-                call!(self, values_f32(&block, &[factors[r]; ROW_BLOCK], work));
+    fn add_tiled(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
+        call!(self, convert_values(page.values, next.values, work));
+        for row in (0..tile.rows).step_by(ROW_BLOCK) {
+            let spans = block_slots(tile, row, page.index);
+            let start = spans[0].start;
+            let end = spans.iter().map(|span| span.end).min().unwrap_or(start);
+            let together = end > start && spans.iter().all(|span| span.start == start);
+            if together {
+                let block = Block { page: (), next: (), slots: &(start..end), row, rows: ROW_BLOCK };
+                call!(self, values_f32(&block, work));
+            }
+            for (r, span) in spans.iter().enumerate() {
+                let rest = if together { end..span.end } else { span.clone() };
+                if !rest.is_empty() {
+                    let block = Block { page: (), next: (), slots: &rest, row: row + r, rows: 1 };
+                    call!(self, values_f32(&block, work));
+                }
             }
         }
     }
+}
+
+/// Groups of up to four rows of one query, which see the same slots: first row and how many.
+fn queries(tile: &Tile<'_>) -> impl Iterator<Item = (usize, usize)> {
+    let (heads, rows) = (tile.heads, tile.rows);
+    let mut row = 0;
+    std::iter::from_fn(move || {
+        let first = row;
+        row += (heads - first % heads).min(ROW_BLOCK);
+        (first < rows).then(|| (first, row.min(rows) - first))
+    })
+}
+
+/// What four rows see of a page; nothing where the tile has no such row.
+fn block_slots(tile: &Tile<'_>, row: usize, page: usize) -> [Range<usize>; ROW_BLOCK] {
+    std::array::from_fn(|r| if row + r < tile.rows { slots(tile, row + r, page) } else { 0..0 })
 }
 
 fn scores(tile: &Tile<'_>) -> Scores {

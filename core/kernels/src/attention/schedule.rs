@@ -212,6 +212,7 @@ impl Kernels {
                 let slot = unsafe { slots.part(slot * slot_len, slot_len) };
                 let (mut work, mut merged) = Work::new(&tile, slot);
                 work.load_queries(&tile);
+                call!(self, round_f16(work.q));
                 merged.clear();
                 for part in tile.parts() {
                     self.attend(&tile, part, &mut work);
@@ -236,6 +237,7 @@ impl Kernels {
             let slot = unsafe { slots.part(slot * slot_len, slot_len) };
             let (mut work, mut merged) = Work::new(&tile, slot);
             work.load_queries(&tile);
+            call!(self, round_f16(work.q));
             self.attend(&tile, parts.start + part, &mut work);
             let partial = |part: usize| {
                 let at = (index * most_parts + part) * state_len;

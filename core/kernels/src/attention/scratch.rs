@@ -12,6 +12,10 @@ pub(crate) const TILE_ROWS: usize = 32;
 /// Rows that share one broadcast load in the tile kernels; tiles are padded to a multiple.
 pub(crate) const ROW_BLOCK: usize = 4;
 
+/// Distance between the scores of two rows. One vector more than a partition: with a power of two the same scores of all rows
+/// would compete for a few sets of the first-level cache.
+pub(crate) const SCORE_STRIDE: usize = PART_TOKENS + LANES;
+
 /// With fewer tiles per thread than this, the context is split too.
 pub(super) const SPLIT_TILES: usize = 4;
 
@@ -42,8 +46,8 @@ pub struct AttentionScratch {
 /// Values that a slot needs for tiles of this shape.
 pub(super) fn slot_len(k_dim: usize, v_dim: usize) -> usize {
     let (kp, vp) = (padded(k_dim), padded(v_dim));
-    // Queries twice (by row, and interleaved for broadcasts), a page of K and of V, scores, two states of (acc, m, l).
-    2 * TILE_ROWS * kp + PAGE_TOKENS * (kp + vp) + TILE_ROWS * PAGE_TOKENS + 2 * TILE_ROWS * (vp + 2)
+    // Queries, a page of K and of V, the scores of a partition, two states of (acc, m, l).
+    TILE_ROWS * kp + PAGE_TOKENS * (kp + vp) + TILE_ROWS * SCORE_STRIDE + 2 * TILE_ROWS * (vp + 2)
 }
 
 /// Rounded up to whole vectors.

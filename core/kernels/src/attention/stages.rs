@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::PAGE_TOKENS;
 use super::rows::{F16Rows, F32Rows, Rows};
-use super::scratch::{ROW_BLOCK, TILE_ROWS};
+use super::scratch::{ROW_BLOCK, SCORE_STRIDE, TILE_ROWS};
 use super::work::{State, Work};
 use crate::math::{self, LANES, Lanes};
 use crate::vecops::soft_capped;
@@ -94,21 +94,20 @@ fn scores_half<S: Lanes, K: Rows, const M: usize, const T: usize>(
     for m in 0..M {
         // SAFETY: T divides 16, so the loop above has written all sixteen.
         let sums = unsafe { &*sums[m].as_ptr().cast::<[S::V; LANES]>() };
-        s.store(s.sum_each(sums), sixteen_mut(work.p, (row + m) * PAGE_TOKENS + half * LANES));
+        s.store(s.sum_each(sums), sixteen_mut(work.p, (row + m) * SCORE_STRIDE + work.at + half * LANES));
     }
 }
 
-/// Turns a row's dot products of a page into probabilities relative to the running maximum, and updates maximum and denominator.
-/// Returns the factor by which the weighted sum so far shrinks.
+/// Scales and caps a row's dot products of a page, hides what lies outside the slots, and updates the maximum.
 #[inline(always)]
-pub(crate) fn soften<S: Lanes>(
+pub(crate) fn scale_scores<S: Lanes>(
     s: S,
     scores: Scores,
     slots: &Range<usize>,
     row: usize,
     work: &mut Work<'_>,
-) -> f32 {
-    let p = &mut work.p[row * PAGE_TOKENS..(row + 1) * PAGE_TOKENS];
+) {
+    let p = &mut work.p[row * SCORE_STRIDE + work.at..][..PAGE_TOKENS];
     let scale = s.splat(scores.scale);
     let mut v = [s.splat(0.0); 2];
     for half in 0..2 {
@@ -116,72 +115,67 @@ pub(crate) fn soften<S: Lanes>(
         if let Some(cap) = scores.soft_cap {
             v[half] = soft_capped(s, v[half], s.splat(cap), s.splat(1.0 / cap));
         }
+        s.store(v[half], sixteen_mut(p, half * LANES));
     }
     if *slots != (0..PAGE_TOKENS) {
         // Slots outside hold anything, even NaN: replaced, not multiplied away.
-        let mut masked = [f32::NEG_INFINITY; PAGE_TOKENS];
-        s.store(v[0], sixteen_mut(p, 0));
-        s.store(v[1], sixteen_mut(p, LANES));
-        masked[slots.clone()].copy_from_slice(&p[slots.clone()]);
-        v = [s.load(&*sixteen_mut(&mut masked, 0)), s.load(&*sixteen_mut(&mut masked, LANES))];
+        p[..slots.start].fill(f32::NEG_INFINITY);
+        p[slots.end..].fill(f32::NEG_INFINITY);
+        v = [s.load(&*sixteen_mut(p, 0)), s.load(&*sixteen_mut(p, LANES))];
     }
-    let old = work.state.m[row];
-    let new = math::Arith::max(math::Single, old, s.max_lane(s.max(v[0], v[1])));
-    let m = s.splat(new);
-    for half in 0..2 {
-        v[half] = math::exp(s, s.sub(v[half], m));
-        s.store(v[half], sixteen_mut(p, half * LANES));
-    }
-    let sum = s.sum(s.add(v[0], v[1]));
-    // exp(0) is exactly 1, and most pages leave the maximum as it is.
-    let factor = if new == old { 1.0 } else { math::exp(math::Single, old - new) };
-    work.state.m[row] = new;
-    work.state.l[row] = work.state.l[row].mul_add(factor, sum);
-    factor
+    work.state.m[row] = math::Arith::max(math::Single, work.state.m[row], s.max_lane(s.max(v[0], v[1])));
 }
 
-/// `acc = acc * factor + sum p[t] v[t]` over the slots, straight from the page.
+/// Turns a row's scores of a partition (those of whole pages, `positions` of it) into probabilities in half precision.
 #[inline(always)]
-pub(crate) fn values_f16<S: Lanes>(
-    s: S,
-    block: &Block<'_, F16Rows<'_>>,
-    factors: &[f32; ROW_BLOCK],
-    work: &mut Work<'_>,
-) {
+pub(crate) fn soften<S: Lanes>(s: S, positions: &Range<usize>, row: usize, work: &mut Work<'_>) {
+    let p = &mut work.p[row * SCORE_STRIDE..][positions.clone()];
+    let m = s.splat(work.state.m[row]);
+    let mut l = 0.0;
+    for page in p.chunks_exact_mut(PAGE_TOKENS) {
+        let mut e = [s.splat(0.0); 2];
+        for half in 0..2 {
+            e[half] = math::exp(s, s.sub(s.load(&*sixteen_mut(page, half * LANES)), m));
+            s.store(e[half], sixteen_mut(page, half * LANES));
+        }
+        l += s.sum(s.add(e[0], e[1]));
+    }
+    work.state.l[row] = l;
+    let factor = s.splat(1.0 / l);
+    let mut half = [0; LANES];
+    for v in p.as_chunks_mut::<LANES>().0 {
+        s.store_f16(s.mul(s.load(v), factor), &mut half);
+        s.store(s.load_f16(&half), v);
+    }
+}
+
+/// `acc = acc + sum p[t] v[t]` over the slots, straight from the page.
+#[inline(always)]
+pub(crate) fn values_f16<S: Lanes>(s: S, block: &Block<'_, F16Rows<'_>>, work: &mut Work<'_>) {
     match block.rows {
-        1 => add_rows::<S, _, 1>(s, block, factors, work),
-        2 => add_rows::<S, _, 2>(s, block, factors, work),
-        3 => add_rows::<S, _, 3>(s, block, factors, work),
-        _ => add_rows::<S, _, 4>(s, block, factors, work),
+        1 => add_rows::<S, _, 1>(s, block, work),
+        2 => add_rows::<S, _, 2>(s, block, work),
+        3 => add_rows::<S, _, 3>(s, block, work),
+        _ => add_rows::<S, _, 4>(s, block, work),
     }
 }
 
 /// The same for one row or four rows of a tile, from the converted page.
 #[inline(always)]
-pub(crate) fn values_f32<S: Lanes>(
-    s: S,
-    block: &Block<'_, ()>,
-    factors: &[f32; ROW_BLOCK],
-    work: &mut Work<'_>,
-) {
+pub(crate) fn values_f32<S: Lanes>(s: S, block: &Block<'_, ()>, work: &mut Work<'_>) {
     // The converted values are read while the rest of the working memory is written.
     let values = std::mem::take(&mut work.values);
     let page = F32Rows::new(values, work.vp);
     let block = Block { page, next: page, slots: block.slots, row: block.row, rows: block.rows };
     match block.rows {
-        1 => add_rows::<S, _, 1>(s, &block, factors, work),
-        _ => add_rows::<S, _, ROW_BLOCK>(s, &block, factors, work),
+        1 => add_rows::<S, _, 1>(s, &block, work),
+        _ => add_rows::<S, _, ROW_BLOCK>(s, &block, work),
     }
     work.values = values;
 }
 
 #[inline(always)]
-fn add_rows<S: Lanes, V: Rows, const M: usize>(
-    s: S,
-    block: &Block<'_, V>,
-    factors: &[f32; ROW_BLOCK],
-    work: &mut Work<'_>,
-) {
+fn add_rows<S: Lanes, V: Rows, const M: usize>(s: S, block: &Block<'_, V>, work: &mut Work<'_>) {
     let chunks = work.vp / LANES;
     // Accumulators stay in registers: 32 of sixteen lanes with AVX-512, else 16 of eight.
     let most = match (S::WIDE, M) {
@@ -192,9 +186,9 @@ fn add_rows<S: Lanes, V: Rows, const M: usize>(
     let mut c = 0;
     while c < chunks {
         c += match most.min(chunks - c) {
-            4.. => add_block::<S, V, M, 4>(s, block, c, factors, work),
-            2..4 => add_block::<S, V, M, 2>(s, block, c, factors, work),
-            _ => add_block::<S, V, M, 1>(s, block, c, factors, work),
+            4.. => add_block::<S, V, M, 4>(s, block, c, work),
+            2..4 => add_block::<S, V, M, 2>(s, block, c, work),
+            _ => add_block::<S, V, M, 1>(s, block, c, work),
         };
     }
 }
@@ -205,20 +199,18 @@ fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
     s: S,
     block: &Block<'_, V>,
     chunk: usize,
-    factors: &[f32; ROW_BLOCK],
     work: &mut Work<'_>,
 ) -> usize {
     let Block { page: values, next, slots, row, .. } = *block;
     let vp = work.vp;
     assert!(slots.end <= PAGE_TOKENS && (chunk + C) * LANES <= vp && chunk + C <= values.whole_chunks());
-    let p = &work.p[row * PAGE_TOKENS..(row + M) * PAGE_TOKENS];
+    let p = &work.p[row * SCORE_STRIDE + work.at..][..(M - 1) * SCORE_STRIDE + PAGE_TOKENS];
     let state = &mut work.state.acc[row * vp..(row + M) * vp];
     let mut acc = [[s.splat(0.0); C]; M];
     for m in 0..M {
         for c in 0..C {
             // SAFETY: row `m < M` of `state`, chunk `chunk + c < vp / 16`.
-            let old = s.load(unsafe { sixteen(state, m * vp + (chunk + c) * LANES) });
-            acc[m][c] = s.mul(old, s.splat(factors[m]));
+            acc[m][c] = s.load(unsafe { sixteen(state, m * vp + (chunk + c) * LANES) });
         }
     }
     for t in slots.clone() {
@@ -231,8 +223,8 @@ fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
             v[c] = unsafe { values.load(s, t, chunk + c) };
         }
         for m in 0..M {
-            // SAFETY: `p` is M rows of 32, and t < 32.
-            let w = s.splat(unsafe { *p.get_unchecked(m * PAGE_TOKENS + t) });
+            // SAFETY: `p` ends 32 values after the beginning of its last row, and t < 32.
+            let w = s.splat(unsafe { *p.get_unchecked(m * SCORE_STRIDE + t) });
             for c in 0..C {
                 acc[m][c] = s.fma(w, v[c], acc[m][c]);
             }
@@ -246,16 +238,13 @@ fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
     C
 }
 
-/// Converts a page to f32: keys to `[lane][chunk][position]`, so that a vector holds one k of sixteen positions; values row by row.
+/// Converts a page's keys to f32, `[lane][chunk][position]`, so that a vector holds one k of sixteen positions.
 #[inline(always)]
-pub(crate) fn convert_f16<S: Lanes>(
-    s: S,
-    page: [F16Rows<'_>; 2],
-    next: [F16Rows<'_>; 2],
-    work: &mut Work<'_>,
-) {
-    let [keys, values] = page;
+pub(crate) fn convert_keys<S: Lanes>(s: S, keys: F16Rows<'_>, next: F16Rows<'_>, work: &mut Work<'_>) {
     let chunks = work.kp / LANES;
+    for t in 0..PAGE_TOKENS {
+        keys.prefetch(s, t, next);
+    }
     for chunk in 0..chunks {
         for half in 0..2 {
             let mut v = [s.splat(0.0); LANES];
@@ -269,9 +258,13 @@ pub(crate) fn convert_f16<S: Lanes>(
             }
         }
     }
+}
+
+/// Converts a page's values to f32, row by row.
+#[inline(always)]
+pub(crate) fn convert_values<S: Lanes>(s: S, values: F16Rows<'_>, next: F16Rows<'_>, work: &mut Work<'_>) {
     for t in 0..PAGE_TOKENS {
-        keys.prefetch(s, t, next[0]);
-        values.prefetch(s, t, next[1]);
+        values.prefetch(s, t, next);
         for chunk in 0..work.vp / LANES {
             let v = values.load_padded(s, t, chunk);
             s.store(v, sixteen_mut(work.values, t * work.vp + chunk * LANES));
@@ -305,7 +298,10 @@ fn scores_tiled<S: Lanes, const H: usize>(s: S, block: usize, half: usize, work:
     let sums: Sums<S, H> = add_sums(s, even, odd);
     for r in 0..ROW_BLOCK {
         for h in 0..H {
-            s.store(sums[r][h], sixteen_mut(work.p, (block + r) * PAGE_TOKENS + (half + h) * LANES));
+            s.store(
+                sums[r][h],
+                sixteen_mut(work.p, (block + r) * SCORE_STRIDE + work.at + (half + h) * LANES),
+            );
         }
     }
 }
@@ -364,9 +360,10 @@ pub(crate) fn merge<S: Lanes>(s: S, into: &mut State<'_>, from: &State<'_>) {
         }
         let (old, part) = (into.m[r], from.m[r]);
         let new = math::Arith::max(math::Single, old, part);
-        let (a, b) = (math::exp(math::Single, old - new), math::exp(math::Single, part - new));
+        let a = math::exp(math::Single, old - new);
+        let b = math::exp(math::Single, part - new) * from.l[r];
         into.m[r] = new;
-        into.l[r] = into.l[r].mul_add(a, from.l[r] * b);
+        into.l[r] = into.l[r].mul_add(a, b);
         let (a, b) = (s.splat(a), s.splat(b));
         let (to, _) = into.acc[r * vp..(r + 1) * vp].as_chunks_mut::<LANES>();
         let (add, _) = from.acc[r * vp..(r + 1) * vp].as_chunks::<LANES>();

@@ -3,10 +3,11 @@
 use super::PAGE_TOKENS;
 use super::page::tiled;
 use super::schedule::Tile;
-use super::scratch::{ROW_BLOCK, padded};
+use super::scratch::{ROW_BLOCK, SCORE_STRIDE, padded};
 use crate::math::LANES;
 
-/// Online softmax of some rows: maximum, denominator and weighted sum of values (rows of whole vectors).
+/// Softmax of some rows: maximum, denominator and weighted sum of values (rows of whole vectors). The sum of a single partition is
+/// divided by its denominator, that of several is not yet.
 pub(crate) struct State<'a> {
     pub m: &'a mut [f32],
     pub l: &'a mut [f32],
@@ -46,8 +47,10 @@ pub(crate) struct Work<'a> {
     pub keys: &'a mut [f32],
     /// A page's values as `[position 32][vp]`.
     pub values: &'a mut [f32],
-    /// Scores, then probabilities: `[row][position 32]`.
+    /// Scores, then probabilities: `[row][position 512]`, rows [`SCORE_STRIDE`] apart.
     pub p: &'a mut [f32],
+    /// Where the current page begins in a row of `p`.
+    pub at: usize,
     pub state: State<'a>,
 }
 
@@ -59,10 +62,10 @@ impl<'a> Work<'a> {
         let (q, rest) = slot.split_at_mut(rows * kp);
         let (keys, rest) = rest.split_at_mut(PAGE_TOKENS * kp);
         let (values, rest) = rest.split_at_mut(PAGE_TOKENS * vp);
-        let (p, rest) = rest.split_at_mut(rows * PAGE_TOKENS);
+        let (p, rest) = rest.split_at_mut(rows * SCORE_STRIDE);
         let (state, rest) = rest.split_at_mut(rows * (vp + 2));
         let merged = State::new(&mut rest[..rows * (vp + 2)], rows);
-        (Work { kp, vp, q, keys, values, p, state: State::new(state, rows) }, merged)
+        (Work { kp, vp, q, keys, values, p, at: 0, state: State::new(state, rows) }, merged)
     }
 
     /// Copies the tile's queries in the order that its kernel reads them.

@@ -12,7 +12,9 @@
 //! magnitude    = attn_factor * (1 + 0.1 ln(1 / freq_scale))         the bracket with YaRN only
 //! ```
 //!
-//! Angles, sines and cosines are computed in f64 with `libm`, so that no platform's C library shows in the bits. A sine costs some
+//! Angles are f32, `position * base^(-2 i / n_rot)` made by one multiplication per pair, then divided by the pair's factor and scaled:
+//! models are trained and published with angles of this precision. Sines and cosines of them are computed in f64 with `libm`, so that no
+//! platform's C library shows in the bits. A sine costs some
 //! 40 ns, a model has dozens of layers, and a table over all positions would cost anonymous memory in proportion to the context. So a
 //! [`RopeTable`] holds the rows of one batch: [`RopeTable::prepare`] fills them once per forward pass and all layers use them.
 
@@ -110,11 +112,36 @@ pub struct RopeTable {
     n_rot: usize,
     /// Radians per position.
     frequencies: Vec<f64>,
+    angles: Angles,
     magnitude: f64,
     positions: Vec<u32>,
     max_rows: usize,
     /// Rows of [`RopeTable::row_len`].
     rows: Vec<f32>,
+}
+
+/// What the angles of a position follow from.
+#[derive(Clone, Debug)]
+struct Angles {
+    /// From one pair to the next.
+    step: f32,
+    freq_scale: f32,
+    /// Per pair; empty: all 1.
+    factors: Vec<f32>,
+    /// Share of the angle that is not scaled, per pair; empty: none.
+    mixes: Vec<f32>,
+}
+
+impl Angles {
+    fn of(&self, position: u32) -> impl Iterator<Item = f32> + '_ {
+        let mut base = position as f32;
+        (0..).map(move |i| {
+            let angle = self.factors.get(i).map_or(base, |factor| base / factor);
+            base *= self.step;
+            let scaled = self.freq_scale * angle;
+            self.mixes.get(i).map_or(scaled, |mix| scaled * (1.0 - mix) + angle * mix)
+        })
+    }
 }
 
 /// One position's factors, as the kernel of the style wants them (see [`rotate`]).
@@ -131,7 +158,7 @@ impl RopeTable {
     /// # Errors
     /// The specification is inconsistent.
     pub fn new(spec: &RopeSpec<'_>, max_rows: usize) -> Result<Self, RopeError> {
-        let frequencies = frequencies(spec)?;
+        let (frequencies, angles) = frequencies(spec)?;
         let mut magnitude = f64::from(spec.attn_factor);
         if spec.yarn.is_some_and(|y| y.ext_factor != 0.0) {
             magnitude *= 1.0 - 0.1 * libm::log(f64::from(spec.freq_scale));
@@ -140,6 +167,7 @@ impl RopeTable {
             style: spec.style,
             n_rot: spec.n_rot,
             frequencies,
+            angles,
             magnitude,
             positions: Vec::with_capacity(max_rows),
             max_rows,
@@ -149,10 +177,10 @@ impl RopeTable {
         Ok(table)
     }
 
-    /// Bytes that a table takes.
+    /// Bytes that a table takes, with factors and YaRN.
     pub fn bytes(style: RopeStyle, n_rot: usize, max_rows: usize) -> usize {
         let row = if style == RopeStyle::Normal { 2 * n_rot } else { n_rot };
-        max_rows * (4 * row + 4) + 8 * (n_rot / 2)
+        max_rows * (4 * row + 4) + 16 * (n_rot / 2)
     }
 
     /// Values of each head that are rotated.
@@ -200,8 +228,8 @@ impl RopeTable {
 
     fn fill(&self, position: u32, row: &mut [f32]) {
         let (cos, sin) = row.split_at_mut(row.len() / 2);
-        for (i, &frequency) in self.frequencies.iter().enumerate() {
-            let (s, c) = libm::sincos(f64::from(position) * frequency);
+        for (i, angle) in self.angles.of(position).take(self.n_rot / 2).enumerate() {
+            let (s, c) = libm::sincos(f64::from(angle));
             let (s, c) = ((s * self.magnitude) as f32, (c * self.magnitude) as f32);
             match self.style {
                 RopeStyle::Neox => (cos[i], sin[i]) = (c, s),
@@ -249,7 +277,7 @@ impl Kernels {
     }
 }
 
-fn frequencies(spec: &RopeSpec<'_>) -> Result<Vec<f64>, RopeError> {
+fn frequencies(spec: &RopeSpec<'_>) -> Result<(Vec<f64>, Angles), RopeError> {
     let n = spec.n_rot;
     if n == 0 || !n.is_multiple_of(2) || n > MAX_ROT {
         return Err(RopeError::Width(n));
@@ -276,21 +304,27 @@ fn frequencies(spec: &RopeSpec<'_>) -> Result<Vec<f64>, RopeError> {
         }
     };
     let ramp = spec.yarn.map(|y| ramp(&y, n, base)).transpose()?;
-    (0..n / 2)
+    let mix = |i: usize| {
+        ramp.map_or(0.0, |(low, high, ext_factor)| {
+            let y = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            (1.0 - y) * ext_factor
+        })
+    };
+    let frequencies = (0..n / 2)
         .map(|i| {
             let factor = spec.factors.map_or(Ok(1.0), |f| divisor(f[i]))?;
             let extrapolated = libm::pow(base, -2.0 * i as f64 / n as f64) / factor;
-            let interpolated = scale * extrapolated;
-            Ok(match ramp {
-                None => interpolated,
-                Some((low, high, ext_factor)) => {
-                    let y = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
-                    let mix = (1.0 - y) * ext_factor;
-                    extrapolated * mix + interpolated * (1.0 - mix)
-                }
-            })
+            Ok(extrapolated * mix(i) + scale * extrapolated * (1.0 - mix(i)))
         })
-        .collect()
+        .collect::<Result<_, _>>()?;
+    let mixes = if ramp.is_some() { (0..n / 2).map(|i| mix(i) as f32).collect() } else { Vec::new() };
+    let angles = Angles {
+        step: libm::pow(base, -2.0 / n as f64) as f32,
+        freq_scale: spec.freq_scale,
+        factors: spec.factors.map_or(Vec::new(), <[f32]>::to_vec),
+        mixes,
+    };
+    Ok((frequencies, angles))
 }
 
 /// First and last pair of YaRN's ramp, and its strength.

@@ -27,3 +27,17 @@ pub(crate) fn from_f16<S: Lanes>(s: S, x: &[u16], out: &mut [f32]) {
         store_part(s, load_part_f16(s, rest), out_rest);
     }
 }
+
+#[inline(always)]
+pub(crate) fn round_f16<S: Lanes>(s: S, x: &mut [f32]) {
+    let (full, rest) = x.as_chunks_mut::<LANES>();
+    let mut half = [0; LANES];
+    for x in full {
+        s.store_f16(s.load(x), &mut half);
+        s.store(s.load_f16(&half), x);
+    }
+    if !rest.is_empty() {
+        s.store_f16(load_part(s, rest), &mut half);
+        store_part(s, s.load_f16(&half), rest);
+    }
+}

@@ -177,6 +177,11 @@ impl Kernels {
         call!(self, to_f16(x, out));
     }
 
+    /// Rounds to the nearest half precision value, ties to even, and widens again.
+    pub fn round_f16_in_place(&self, x: &mut [f32]) {
+        call!(self, round_f16(x));
+    }
+
     /// Widens IEEE half precision, exactly.
     pub fn from_f16(&self, x: &[u16], out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "x and out");

@@ -28,6 +28,7 @@ macro_rules! vec_ops {
             top_k: $crate::vecops::select::top_k = (x: &[f32], k: usize, out: &mut Vec<(u32, f32)>) -> ();
             to_f16: $crate::vecops::half::to_f16 = (x: &[f32], out: &mut [u16]) -> ();
             from_f16: $crate::vecops::half::from_f16 = (x: &[u16], out: &mut [f32]) -> ();
+            round_f16: $crate::vecops::half::round_f16 = (x: &mut [f32]) -> ();
             rope_heads: $crate::rope::rotate::heads = (x: &mut [f32], head_dim: usize, turn: $crate::rope::Turn<'_>) -> ();
             scores_f16: $crate::attention::stages::scores_f16 = (
                 block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,
@@ -35,25 +36,28 @@ macro_rules! vec_ops {
             ) -> ();
             scores_f32: $crate::attention::stages::scores_f32
                 = (row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
-            soften: $crate::attention::stages::soften = (
+            scale_scores: $crate::attention::stages::scale_scores = (
                 scores: $crate::attention::stages::Scores,
                 slots: &std::ops::Range<usize>,
                 row: usize,
                 work: &mut $crate::attention::work::Work<'_>
-            ) -> f32;
+            ) -> ();
+            soften: $crate::attention::stages::soften
+                = (positions: &std::ops::Range<usize>, row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
             values_f16: $crate::attention::stages::values_f16 = (
                 block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,
-                factors: &[f32; 4],
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
-            values_f32: $crate::attention::stages::values_f32 = (
-                block: &$crate::attention::stages::Block<'_, ()>,
-                factors: &[f32; 4],
+            values_f32: $crate::attention::stages::values_f32
+                = (block: &$crate::attention::stages::Block<'_, ()>, work: &mut $crate::attention::work::Work<'_>) -> ();
+            convert_keys: $crate::attention::stages::convert_keys = (
+                keys: $crate::attention::rows::F16Rows<'_>,
+                next: $crate::attention::rows::F16Rows<'_>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
-            convert_f16: $crate::attention::stages::convert_f16 = (
-                page: [$crate::attention::rows::F16Rows<'_>; 2],
-                next: [$crate::attention::rows::F16Rows<'_>; 2],
+            convert_values: $crate::attention::stages::convert_values = (
+                values: $crate::attention::rows::F16Rows<'_>,
+                next: $crate::attention::rows::F16Rows<'_>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             merge: $crate::attention::stages::merge = (
