@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use pannier::sampling::SamplerOptions;
+use pannier::session::GenerationOptions;
 use pannier::store::DEFAULT_MODEL;
 
 use crate::cmd;
@@ -42,6 +44,20 @@ pub enum Command {
     Inspect(cmd::inspect::InspectArgs),
     /// Turn text into token ids.
     Tokenize(cmd::tokenize::TokenizeArgs),
+    /// Continue a text as it is.
+    Run(cmd::run::CompletionArgs),
+    /// Show the most likely next tokens at every position of a text.
+    Logits(cmd::logits::LogitsArgs),
+    /// Ask one question, or hold a conversation.
+    Chat(cmd::chat::ChatArgs),
+    /// Measure speed and memory.
+    Bench(cmd::bench::BenchArgs),
+    /// Measure how well a model predicts a text.
+    Perplexity(cmd::perplexity::PerplexityArgs),
+    /// Make a GGUF file from a Hugging Face checkpoint.
+    Convert(cmd::convert::ConvertArgs),
+    /// Make a smaller model from a larger one.
+    Quantize(cmd::quantize::QuantizeArgs),
 }
 
 /// `-m`: every command that reads a model has it.
@@ -66,9 +82,53 @@ pub struct RunArgs {
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget_mb: Option<u64>,
 
-    /// Context in tokens; by default what the model was trained with, at most 4096.
+    /// Context in tokens; by default what the model was trained with.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub ctx: Option<u32>,
+}
+
+/// How tokens are chosen, besides the temperature.
+#[derive(Args, Clone)]
+pub struct SamplingArgs {
+    /// Seed of the draws: the same seed gives the same text. Without it one is picked and reported.
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+
+    /// Keep the K most likely tokens; 0 keeps all.
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    pub top_k: usize,
+
+    /// Keep the most likely tokens up to this mass.
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub top_p: f32,
+
+    /// Drop tokens less likely than this share of the most likely one.
+    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    pub min_p: f32,
+
+    /// Above 1: tokens that were there become less likely.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub repetition_penalty: f32,
+
+    /// End before this text; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+impl SamplingArgs {
+    /// The engine's options.
+    pub fn options(&self, temperature: f32, max_tokens: Option<usize>) -> GenerationOptions {
+        let sampler = SamplerOptions {
+            temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+            ..SamplerOptions::default()
+        };
+        GenerationOptions { max_tokens, stop: self.stop.clone(), sampler, ..GenerationOptions::default() }
+    }
 }
 
 /// Help and version go to stdout as they are. A wrong command line is one line, like every other failure.

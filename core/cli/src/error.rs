@@ -61,6 +61,15 @@ impl From<pannier::store::StoreError> for CliError {
     }
 }
 
+impl From<pannier_forge::Error> for CliError {
+    fn from(e: pannier_forge::Error) -> Self {
+        match e {
+            pannier_forge::Error::Cancelled => CliError::Interrupted,
+            other => CliError::Failed(other.to_string()),
+        }
+    }
+}
+
 impl From<pannier_gguf::Error> for CliError {
     fn from(e: pannier_gguf::Error) -> Self {
         CliError::Failed(e.to_string())

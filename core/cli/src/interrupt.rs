@@ -32,13 +32,6 @@ pub fn on_interrupt(action: impl Fn() + Send + 'static) -> Guard {
     Guard(())
 }
 
-impl Guard {
-    /// Whether it was pressed.
-    pub fn pressed(&self) -> bool {
-        PRESSED.load(Ordering::Acquire)
-    }
-}
-
 impl Drop for Guard {
     fn drop(&mut self) {
         *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -6,10 +6,12 @@
 
 mod args;
 mod cmd;
+mod engine;
 mod error;
 mod input;
 mod interrupt;
 mod output;
+mod process;
 
 use std::process::ExitCode;
 
@@ -50,5 +52,12 @@ fn run(command: Command, out: &mut Output) -> error::Result<()> {
         Command::Pull(args) => cmd::pull::run(&args, out),
         Command::Inspect(args) => cmd::inspect::run(&args, out),
         Command::Tokenize(args) => cmd::tokenize::run(&args, out),
+        Command::Run(args) => cmd::run::run(&args, out),
+        Command::Logits(args) => cmd::logits::run(&args, out),
+        Command::Chat(args) => cmd::chat::run(&args, out),
+        Command::Bench(args) => cmd::bench::run(&args, out),
+        Command::Perplexity(args) => cmd::perplexity::run(&args, out),
+        Command::Convert(args) => cmd::convert::run(&args, out),
+        Command::Quantize(args) => cmd::quantize::run(&args, out),
     }
 }

@@ -6,6 +6,7 @@
 //! * files of bearable length that say what they are for; no leftovers
 
 mod layers;
+mod readme;
 mod text;
 
 use std::path::Path;
@@ -35,6 +36,7 @@ pub fn check() -> Result {
         text::check(name, &content, &mut findings);
         layers::check(name, &content, &mut findings);
     }
+    readme::check_files(sh::root(), &mut findings);
     findings.sort();
     for (file, line, what) in &findings {
         match line {

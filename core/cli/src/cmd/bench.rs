@@ -1,0 +1,204 @@
+//! `pannier bench`: speed and memory of a model on this machine.
+//!
+//! Medians over the repetitions. The file is read once before, so that the page cache is warm, and one short run comes
+//! first, so that threads and buffers exist. Decoding takes the most likely token; drawing tokens is not measured.
+
+use std::io::Read;
+use std::path::Path;
+use std::time::Instant;
+
+use clap::Args;
+use pannier::CancelFlag;
+use pannier::model::{Forward as _, Outputs};
+use serde::Serialize;
+
+use crate::args::RunArgs;
+use crate::engine::{self, Forward};
+use crate::error::{CliError, Result};
+use crate::output::{self, Output};
+use crate::process;
+
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  pannier bench -m smollm2
+  pannier bench -m model.gguf -t 2 --prompt 128 --gen 32 --reps 5 --json
+
+JSON: prefill_tok_s, decode_tok_s, ttft_ms, load_ms, peak_anon_bytes, peak_rss_bytes, flash_bytes_per_token, expert_hit_rate,
+major_faults_per_token, threads, isa. A figure that this system or model does not have is null.")]
+pub struct BenchArgs {
+    #[command(flatten)]
+    run: RunArgs,
+
+    /// Tokens of the prompt.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    prompt: u32,
+
+    /// Tokens to generate.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    r#gen: u32,
+
+    /// Repetitions.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    reps: u32,
+}
+
+#[derive(Serialize)]
+struct Report {
+    prefill_tok_s: f64,
+    decode_tok_s: f64,
+    ttft_ms: f64,
+    load_ms: f64,
+    peak_anon_bytes: Option<u64>,
+    peak_rss_bytes: Option<u64>,
+    flash_bytes_per_token: f64,
+    expert_hit_rate: Option<f64>,
+    major_faults_per_token: Option<f64>,
+    threads: usize,
+    isa: String,
+}
+
+/// One repetition, in seconds.
+#[derive(Clone, Copy)]
+struct Rep {
+    first_token: f64,
+    decode: f64,
+}
+
+pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
+    let (prompt, generate) = (args.prompt as usize, args.r#gen as usize);
+    let mut run = args.run.clone();
+    let needed = prompt.saturating_add(generate);
+    // The context that is needed and no more, so that its memory is what is reported.
+    run.ctx.get_or_insert(u32::try_from(needed).unwrap_or(u32::MAX));
+    read_once(&engine::path(&run)?)?;
+
+    let loaded = engine::load(&run)?;
+    let limit = loaded.model.context();
+    if needed > limit {
+        return Err(CliError::failed(format!(
+            "--prompt {prompt} and --gen {generate} need {needed} tokens, but the context holds {limit}"
+        )));
+    }
+    let bar = output::count_bar(u64::from(args.reps) + 1, "runs");
+    let mut peak = process::Peak::default();
+    let (reps, major, flash) = loaded.with_forward(|forward, cancel| {
+        once(forward, prompt.min(32), generate.min(4), cancel, &mut peak)?;
+        bar.inc(1);
+        let faults = process::major_faults();
+        let flash = forward.model().weights().flash();
+        let mut reps = Vec::new();
+        for _ in 0..args.reps {
+            reps.push(once(forward, prompt, generate, cancel, &mut peak)?);
+            bar.inc(1);
+        }
+        let major = faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
+        Ok((reps, major, forward.model().weights().flash().since(&flash)))
+    })?;
+    bar.finish_and_clear();
+    let tokens = u64::from(args.reps) * needed as u64;
+
+    let first_token = median(reps.iter().map(|r| r.first_token));
+    let decode = median(reps.iter().map(|r| r.decode));
+    let report = Report {
+        prefill_tok_s: prompt as f64 / first_token,
+        // The first token comes out of the prompt's pass.
+        decode_tok_s: if generate > 1 { (generate - 1) as f64 / decode } else { 0.0 },
+        ttft_ms: first_token * 1e3,
+        load_ms: loaded.load_ms(),
+        peak_anon_bytes: peak.anonymous,
+        peak_rss_bytes: process::peak_rss(),
+        flash_bytes_per_token: flash.bytes as f64 / tokens as f64,
+        expert_hit_rate: flash.expert_hit_rate(),
+        major_faults_per_token: major.map(|n| n as f64 / tokens as f64),
+        threads: loaded.model.info().threads,
+        isa: loaded.model.info().isa.to_lowercase(),
+    };
+    out.text(&page(&report, prompt, generate))?;
+    out.object(&report)
+}
+
+fn page(r: &Report, prompt: usize, generate: usize) -> String {
+    let bytes = |n: Option<u64>| n.map_or("unknown".to_owned(), output::bytes);
+    format!(
+        "prefill  {:>9.1} tokens/s ({prompt} tokens)\ndecode   {:>9.1} tokens/s ({generate} tokens)\n\
+         first token after {:.1} ms, model loaded in {:.1} ms\n\
+         peak memory: {} anonymous, {} resident with the mapped file\n{} threads, {}\n",
+        r.prefill_tok_s,
+        r.decode_tok_s,
+        r.ttft_ms,
+        r.load_ms,
+        bytes(r.peak_anon_bytes),
+        bytes(r.peak_rss_bytes),
+        r.threads,
+        r.isa
+    )
+}
+
+/// A prompt and its continuation from an empty sequence.
+fn once(
+    forward: &mut Forward,
+    prompt: usize,
+    generate: usize,
+    cancel: &CancelFlag,
+    peak: &mut process::Peak,
+) -> Result<Rep> {
+    let vocab = forward.vocab().max(1);
+    // Ids spread over the vocabulary, so that rows of the embedding are read as a text would.
+    let ids: Vec<u32> = (0..prompt).map(|i| ((i * 7919 + 1) % vocab) as u32).collect();
+    let mut seq = forward.new_seq()?;
+    let start = Instant::now();
+    let mut next = most_likely(forward.step(&mut seq, &ids, Outputs::Last, cancel)?);
+    let first_token = start.elapsed().as_secs_f64();
+    peak.look();
+    let start = Instant::now();
+    for _ in 1..generate {
+        next = most_likely(forward.step(&mut seq, &[next], Outputs::Last, cancel)?);
+    }
+    let decode = start.elapsed().as_secs_f64();
+    peak.look();
+    Ok(Rep { first_token, decode })
+}
+
+fn most_likely(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().fold(
+        (0, f32::NEG_INFINITY),
+        |best, (i, &x)| {
+            if x > best.1 { (i, x) } else { best }
+        },
+    );
+    best.0 as u32
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    let at = |i: usize| values.get(i).copied().unwrap_or(f64::NAN);
+    if n % 2 == 1 { at(n / 2) } else { (at((n / 2).wrapping_sub(1)) + at(n / 2)) / 2.0 }
+}
+
+/// Reads the file, so that what is measured is the engine and not the disk.
+fn read_once(path: &Path) -> Result<()> {
+    let mut file = std::fs::File::open(path).map_err(|e| CliError::io("open", path, &e))?;
+    let mut block = vec![0u8; 1 << 20];
+    loop {
+        match file.read(&mut block) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            // A directory or worse: loading says what is wrong.
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
+    }
+}

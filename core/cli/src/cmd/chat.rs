@@ -1,0 +1,193 @@
+//! `pannier chat`: one question, or a conversation in the terminal.
+
+use std::io::{BufRead, IsTerminal, Read};
+
+use clap::Args;
+use pannier::session::{ChatOptions, ChatSession};
+use serde::Serialize;
+
+use crate::args::{RunArgs, SamplingArgs};
+use crate::engine::{self, Answer, Forward, Loaded, Stats};
+use crate::error::{CliError, Result};
+use crate::output::{self, Output};
+
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  pannier chat -m smollm2                               a conversation; /help tells its commands
+  pannier chat -m smollm2 -p 'Name three rivers'        one answer
+  pannier chat -m model.gguf --system 'Answer in one word.' -p 'Capital of France?' --json
+
+The model's own chat template is used; a model without one cannot chat (see `pannier run`). Ctrl-C stops an answer.
+JSON (with -p only): text, source, confidence (mean probability of the tokens), events, stats.")]
+pub struct ChatArgs {
+    #[command(flatten)]
+    run: RunArgs,
+
+    /// Instructions that come before the conversation.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// One question; without it, a conversation is read from the terminal or from stdin, line by line.
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+
+    /// At most this many tokens for each answer; without it, until the model is done or the context is full.
+    #[arg(short = 'n', long, value_name = "N")]
+    max_tokens: Option<usize>,
+
+    /// 0 always takes the most likely token; 1 draws from the model's own distribution.
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    temp: f32,
+
+    /// Thinking on or off, for models whose template knows it.
+    #[arg(long, value_name = "true|false")]
+    thinking: Option<bool>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+#[derive(Serialize)]
+struct Report {
+    text: String,
+    /// Where the answer comes from.
+    source: &'static str,
+    confidence: Option<f64>,
+    events: Vec<engine::EventReport>,
+    stats: Stats,
+}
+
+pub fn run(args: &ChatArgs, out: &mut Output) -> Result<()> {
+    match args.prompt.as_deref() {
+        Some("") => return Err(CliError::failed("the prompt is empty: there is nothing to answer")),
+        None if out.json() => return Err(CliError::failed("chat --json needs a question: pass it with -p")),
+        _ => {}
+    }
+    let loaded = engine::load(&args.run)?;
+    let options =
+        ChatOptions { system: args.system.clone(), thinking: args.thinking, ..ChatOptions::default() };
+    let chat = loaded.model.chat(options)?;
+    match args.prompt.as_deref() {
+        Some(prompt) => once(args, prompt, &chat, &loaded, out),
+        None => converse(args, &chat, &loaded, out),
+    }
+}
+
+fn answer(args: &ChatArgs, prompt: &str, chat: &ChatSession<Forward>, out: &mut Output) -> Result<Answer> {
+    let options = args.sampling.options(args.temp, args.max_tokens);
+    engine::generate(out, options, |options, sink| chat.send(prompt, options, sink))
+}
+
+fn once(
+    args: &ChatArgs,
+    prompt: &str,
+    chat: &ChatSession<Forward>,
+    loaded: &Loaded,
+    out: &mut Output,
+) -> Result<()> {
+    let Answer { completion, events } = answer(args, prompt, chat, out)?;
+    let stats = Stats::new(&completion.stats, completion.seed, loaded);
+    if !out.json() {
+        out.line("")?;
+        engine::closing_note(&completion, &stats);
+    }
+    let n = completion.tokens.len();
+    let sum: f64 = completion.tokens.iter().map(|t| f64::from(t.logprob)).sum();
+    out.object(&Report {
+        text: completion.text,
+        source: "device",
+        confidence: (n > 0).then(|| (sum / n as f64).exp()),
+        events,
+        stats,
+    })
+}
+
+const COMMANDS: &str = "\
+/help    this list
+/reset   forget the conversation
+/quit    leave (or Ctrl-D)
+A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
+
+/// Reads turns until there are no more. One that fails is reported, and the conversation goes on.
+fn converse(args: &ChatArgs, chat: &ChatSession<Forward>, loaded: &Loaded, out: &mut Output) -> Result<()> {
+    let person = std::io::stdin().is_terminal();
+    if person {
+        output::note(&format!("{} is ready. /help tells the commands.", loaded.name));
+    }
+    let beginning = chat.history();
+    let mut failed = None;
+    while let Some(turn) = read_turn(person)? {
+        match turn.trim() {
+            "" => {}
+            "/quit" | "/exit" => break,
+            "/help" => crate::error::print_to_stderr(&format!("{COMMANDS}\n")),
+            "/reset" => {
+                chat.set_history(beginning.clone())?;
+                output::note("forgotten");
+            }
+            command if command.starts_with('/') && !command.contains(' ') => {
+                output::note(&format!("no command {command}; /help lists them"));
+            }
+            text => match answer(args, text, chat, out) {
+                Ok(Answer { completion, .. }) => {
+                    out.line("")?;
+                    if person {
+                        let stats = Stats::new(&completion.stats, completion.seed, loaded);
+                        engine::closing_note(&completion, &stats);
+                    }
+                }
+                Err(CliError::Interrupted) => {
+                    out.line("")?;
+                    output::note("stopped");
+                }
+                Err(CliError::ReaderGone) => return Err(CliError::ReaderGone),
+                // A person sees it and goes on; a script must not take the rest for an answer.
+                Err(error) if person => crate::error::report(&error.to_string()),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            },
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// One turn, of several lines if they end with a backslash; `None` at the end.
+fn read_turn(person: bool) -> Result<Option<String>> {
+    let mut turn = String::new();
+    let mut stdin = std::io::stdin().lock();
+    loop {
+        if person {
+            crate::error::print_to_stderr(if turn.is_empty() { "> " } else { ". " });
+        }
+        let mut line = Vec::new();
+        let n = stdin
+            .by_ref()
+            .take(MAX_LINE)
+            .read_until(b'\n', &mut line)
+            .map_err(|e| CliError::failed(format!("cannot read stdin: {e}")))?;
+        let line = String::from_utf8(line).map_err(|e| {
+            let at = e.utf8_error().valid_up_to();
+            CliError::failed(format!("stdin is not valid UTF-8: byte {at} of a line"))
+        })?;
+        let line = line.trim_end_matches(['\n', '\r']);
+        if n == 0 {
+            return Ok((!turn.is_empty()).then_some(turn));
+        }
+        match line.strip_suffix('\\') {
+            Some(more) => {
+                turn.push_str(more);
+                turn.push('\n');
+            }
+            None => {
+                turn.push_str(line);
+                return Ok(Some(turn));
+            }
+        }
+    }
+}
+
+/// Longest line that is read: far above every context.
+const MAX_LINE: u64 = 16 << 20;

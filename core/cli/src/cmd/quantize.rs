@@ -1,0 +1,167 @@
+//! `pannier quantize`: a smaller model from a larger one.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use pannier_forge::imatrix::Imatrix;
+use pannier_forge::quantize::{FileType, Override, SizeLimit, plan};
+use pannier_forge::{QuantizeOptions, quantize};
+use pannier_gguf::Gguf;
+use serde::Serialize;
+
+use crate::cmd::forge::Watch;
+use crate::error::{CliError, Result};
+use crate::output::{self, Output};
+
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  pannier quantize model-f16.gguf model-q4.gguf Q4_K_M
+  pannier quantize model-f16.gguf model-q3.gguf Q3_K_M --imatrix imatrix.gguf --keep-f16 attn
+  pannier quantize model-f16.gguf model.gguf Q4_K_M --target-bytes 900000000
+  pannier quantize model-f16.gguf - Q4_K_M --plan --json
+
+Types: F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS Q3_K_L Q3_K_M Q3_K_S Q2_K.
+An interrupted run continues where it was when it is started again with the same arguments.
+JSON: bytes, bits_per_weight, type, notices, tensors (name, from, to, bytes).")]
+pub struct QuantizeArgs {
+    /// The model to read; f16, bf16, f32 or q8_0 lose nothing beforehand.
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+
+    /// The file to write.
+    #[arg(value_name = "OUT")]
+    output: PathBuf,
+
+    /// The target type, such as Q4_K_M.
+    #[arg(value_name = "TYPE")]
+    target: String,
+
+    /// Activation statistics: errors count where the model's text makes them matter.
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+
+    /// Keep these layers in f16.
+    #[arg(long, value_name = "LAYERS")]
+    keep_f16: Option<Kept>,
+
+    /// How weights are rounded; `imatrix` is the default when statistics are given.
+    #[arg(long, value_name = "METHOD")]
+    method: Option<Method>,
+
+    /// A type for tensors whose name matches a regular expression; may be given several times, the first match wins.
+    #[arg(long, value_name = "PATTERN=TYPE")]
+    tensor_type: Vec<String>,
+
+    /// The target type for every matrix, without the customary exceptions.
+    #[arg(long)]
+    pure: bool,
+
+    /// Search the mixture that loses least within this file size.
+    #[arg(long, value_name = "N", conflicts_with_all = ["target_bpw", "pure"])]
+    target_bytes: Option<u64>,
+
+    /// Search the mixture that loses least within so many bits per weight.
+    #[arg(long, value_name = "X", conflicts_with = "pure")]
+    target_bpw: Option<f64>,
+
+    /// Show what would be done, and write nothing.
+    #[arg(long)]
+    plan: bool,
+
+    /// Threads; by default one per core.
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Kept {
+    /// The projections of attention: query, key, value and output.
+    Attn,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Method {
+    /// Least squared error of each block.
+    Rtn,
+    /// The same, weighted by the activation statistics.
+    Imatrix,
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// Of the file; of all tensors for a plan.
+    bytes: u64,
+    bits_per_weight: f64,
+    r#type: &'static str,
+    notices: Vec<String>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    from: &'static str,
+    to: &'static str,
+    bytes: u64,
+}
+
+pub fn run(args: &QuantizeArgs, out: &mut Output) -> Result<()> {
+    let target = FileType::parse(&args.target)?;
+    let mut options = QuantizeOptions::new(target);
+    options.imatrix = match (&args.imatrix, args.method) {
+        (None, Some(Method::Imatrix)) => {
+            return Err(CliError::failed("--method imatrix needs --imatrix FILE (see `pannier calibrate`)"));
+        }
+        (Some(_), Some(Method::Rtn)) | (None, _) => None,
+        (Some(path), _) => Some(Imatrix::open(path)?),
+    };
+    options.keep_f16_attention = args.keep_f16.is_some();
+    options.overrides =
+        args.tensor_type.iter().map(|given| Override::parse(given)).collect::<Result<_, _>>()?;
+    options.pure = args.pure;
+    options.limit = args.target_bytes.map(SizeLimit::Bytes).or(args.target_bpw.map(SizeLimit::BitsPerWeight));
+    options.threads = args.threads.map_or(0, usize::from);
+    let (bytes, plan) = if args.plan {
+        let plan = plan(&Gguf::open(&args.input)?, &options)?;
+        (plan.tensor_bytes, plan)
+    } else {
+        let watch = Watch::start("quantising");
+        let report = quantize(&args.input, &args.output, &options, &watch)?;
+        watch.finish();
+        (report.bytes, report.plan)
+    };
+    let notices: Vec<String> = plan.notices.iter().map(ToString::to_string).collect();
+    for notice in &notices {
+        output::note(&format!("note: {notice}"));
+    }
+    if !out.json() {
+        if args.plan {
+            let mut lines = String::new();
+            for tensor in &plan.tensors {
+                let name = tensor.name.escape_debug();
+                lines.push_str(&format!(
+                    "{name:<32} {:>6} -> {:<6} {:>10}\n",
+                    tensor.from,
+                    tensor.to,
+                    output::bytes(tensor.bytes)
+                ));
+            }
+            out.text(&lines)?;
+        }
+        out.line(&format!("{}, {:.2} bits per weight", output::bytes(bytes), plan.bits_per_weight))?;
+    }
+    let tensors = plan.tensors.iter().map(|tensor| Tensor {
+        name: tensor.name.clone(),
+        from: tensor.from.name(),
+        to: tensor.to.name(),
+        bytes: tensor.bytes,
+    });
+    out.object(&Report {
+        bytes,
+        bits_per_weight: plan.bits_per_weight,
+        r#type: target.name,
+        notices,
+        tensors: tensors.collect(),
+    })
+}
