@@ -19,7 +19,7 @@ use crate::act::{LoBlock, QBlock, TILE};
 /// Lines to prefetch with each block, evenly: a burst of them would fill the queue of misses.
 struct Prefetch {
     far: *const u8,
-    /// How much less far to ask again, or 0.
+    /// How much less far to ask again.
     near: usize,
     lines: usize,
     step: usize,
@@ -61,9 +61,7 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
             for i in 0..self.prefetch.lines {
                 let line = self.prefetch.far.wrapping_add(k * self.prefetch.step + 64 * i);
                 V::prefetch(line);
-                if self.prefetch.near != 0 {
-                    V::prefetch_near(line.wrapping_sub(self.prefetch.near));
-                }
+                V::prefetch_near(line.wrapping_sub(self.prefetch.near));
             }
             for half in 0..2 {
                 let w = [w[half * 4], w[half * 4 + 1], w[half * 4 + 2], w[half * 4 + 3]];
@@ -122,8 +120,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
 /// Bytes to prefetch ahead at least: a microsecond of a fast memory.
 const AHEAD: usize = 32 << 10;
 
-/// Bands up to this size leave L1 only after they have been used.
-const L1_BAND: usize = 20 << 10;
+/// The same, for a second time: at most what L1 keeps until it is used.
+const NEAR: usize = 12 << 10;
 
 /// A band of rows times N columns, straight from the bytes of the file.
 struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
@@ -146,10 +144,10 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
             let mut rows = self.rows;
             let mut dot = Dot::<V, F::Shape, N, P16>::new([V::zero_f(); N], self.x, self.lo, self.step);
             // Rows are many short streams that no hardware prefetcher follows; what comes next is one long one. The queue that far prefetches
-            // wait in drops some when it is full (a third, measured), so bands that fit into L1 are asked for again, closer.
+            // wait in drops some when it is full (a third, measured), so lines are asked for again, closer.
             let far = (2 * self.band).max(AHEAD);
             dot.prefetch.far = rows.at(0, 0).wrapping_add(far);
-            dot.prefetch.near = if self.band <= L1_BAND { far - self.band * 2 / 3 } else { 0 };
+            dot.prefetch.near = far - (self.band * 2 / 3).min(NEAR);
             dot.prefetch.lines = (V::ROWS * F::BYTES).div_ceil(64 * F::BLOCKS);
             dot.prefetch.step = V::ROWS * F::BYTES / F::BLOCKS;
             for _ in 0..self.units {
