@@ -1,5 +1,7 @@
 //! Whatever is given to the command: one clear line, non-zero exit, no panic.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, too")]
+
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! What the commands print: the keys of `--json` are a promise to scripts.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, too")]
+
 mod common;
 
 use std::io::{Read, Write};

@@ -1,5 +1,7 @@
 //! Downloads against a server on this machine that misbehaves in every way that real ones do.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, too")]
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
