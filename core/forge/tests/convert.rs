@@ -1,5 +1,7 @@
 //! Checkpoints to GGUF.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::{Weights, byte_level_tokenizer, noise, safetensors, tensor, write_json, write_shards};

@@ -1,5 +1,7 @@
 //! Importance matrix files: ours, llama.cpp's two forms, and broken ones.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use pannier_forge::Error;
 use pannier_forge::imatrix::{ActivationSink, Collector, Imatrix, ImatrixError};
 use pannier_gguf::{GgmlType, Gguf, Writer};

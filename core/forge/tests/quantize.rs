@@ -1,5 +1,7 @@
 //! Whole models through the quantiser.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use half::f16;
 use pannier_forge::imatrix::{ActivationSink, Collector, Imatrix};
 use pannier_forge::quantize::{FileType, Notice, Override, SizeLimit, plan, sensitivities};
@@ -23,7 +25,7 @@ impl Noise {
     }
 }
 
-const LAYERS: u64 = 16;
+const LAYERS: u64 = 8;
 
 /// A small llama of f16 matrices, `width` wide.
 fn model(path: &Path, width: u64, spoil: impl Fn(&str, &mut Vec<f32>)) {
@@ -150,20 +152,20 @@ fn customary_mixtures_spend_bits_where_they_count() {
     assert_eq!(medium("token_embd.weight"), GgmlType::Q6_K);
     let more: Vec<u64> =
         (0..LAYERS).filter(|l| medium(&format!("blk.{l}.ffn_down.weight")) == GgmlType::Q6_K).collect();
-    assert_eq!(more, [0, 1, 4, 7, 10, 13, 14, 15]);
+    assert_eq!(more, [0, 3, 6, 7]);
     let more: Vec<u64> =
         (0..LAYERS).filter(|l| medium(&format!("blk.{l}.attn_v.weight")) == GgmlType::Q6_K).collect();
-    assert_eq!(more, [0, 1, 4, 7, 10, 13, 14, 15]);
+    assert_eq!(more, [0, 3, 6, 7]);
     assert_eq!(medium("blk.5.attn_q.weight"), GgmlType::Q4_K);
     let small = types("Q4_K_S");
-    assert_eq!(small("blk.1.ffn_down.weight"), GgmlType::Q5_K);
-    assert_eq!(small("blk.2.ffn_down.weight"), GgmlType::Q4_K);
+    assert_eq!(small("blk.0.ffn_down.weight"), GgmlType::Q5_K);
+    assert_eq!(small("blk.1.ffn_down.weight"), GgmlType::Q4_K);
     assert_eq!(small("blk.3.attn_v.weight"), GgmlType::Q5_K);
     assert_eq!(small("blk.4.attn_v.weight"), GgmlType::Q4_K);
     let two = types("Q2_K");
-    assert_eq!(two("blk.9.attn_v.weight"), GgmlType::Q4_K);
-    assert_eq!(two("blk.9.attn_output.weight"), GgmlType::Q3_K);
-    assert_eq!(two("blk.9.ffn_up.weight"), GgmlType::Q2_K);
+    assert_eq!(two("blk.5.attn_v.weight"), GgmlType::Q4_K);
+    assert_eq!(two("blk.5.attn_output.weight"), GgmlType::Q3_K);
+    assert_eq!(two("blk.5.ffn_up.weight"), GgmlType::Q2_K);
     let eight = types("Q8_0");
     assert_eq!(eight("token_embd.weight"), GgmlType::Q8_0);
 }
@@ -348,7 +350,7 @@ fn the_same_bytes_for_any_threads_and_after_a_stop() {
     let report = quantize(&f.input, &f.output, &options, &watch).unwrap();
     assert!(watch.0.into_inner() > report.bytes * 9 / 10);
     let expected = std::fs::read(&f.output).unwrap();
-    for (threads, stop_after) in [(2, 30), (3, 60)] {
+    for (threads, stop_after) in [(2, 15), (3, 40)] {
         options.threads = threads;
         std::fs::remove_file(&f.output).unwrap();
         let stopped = quantize(&f.input, &f.output, &options, &StopAfter(AtomicUsize::new(stop_after)));

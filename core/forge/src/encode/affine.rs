@@ -197,10 +197,8 @@ pub(super) fn super_block<const SUB: usize, const N: usize>(
         }
         least = error;
         (result.d, result.dmin) = (d, dmin);
-        for j in 0..SUB {
-            result.scales[j] = chosen[j].0 as i32 as u8;
-            result.mins[j] = chosen[j].1 as i32 as u8;
-        }
+        result.scales = chosen.map(|(scale, _)| scale as i32 as u8);
+        result.mins = chosen.map(|(_, min)| min as i32 as u8);
         let determinant = a11 * a22 - a12 * a12;
         let (next, next_min) = if determinant > 1e-6 * a11 * a22 {
             ((r1 * a22 - r2 * a12) / determinant, (a11 * r2 - a12 * r1) / determinant)

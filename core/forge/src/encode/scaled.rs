@@ -119,9 +119,9 @@ fn search<L: Levels, const N: usize>(levels: &L, x: &[f32; N], w: &[f32; N]) -> 
         return Fit::default();
     }
     let mut inverses = [0f32; LANES];
-    for lane in 0..LANES {
+    for (lane, (inverse, start)) in inverses.iter_mut().zip(L::STARTS).enumerate() {
         let sign = if lane < MIRRORED { 1.0 } else { -1.0 };
-        inverses[lane] = sign * (levels.low() - L::STARTS[lane]) / extreme;
+        *inverse = sign * (levels.low() - start) / extreme;
     }
     let mut fit = [0f32; LANES];
     let mut sums = Moments { qq: [0.0; LANES], qx: [0.0; LANES] };

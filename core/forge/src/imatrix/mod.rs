@@ -131,7 +131,6 @@ impl Entry {
     }
 
     /// The importance of the columns of each of a tensor's matrices; `Err` with the number of values if they do not fit it.
-    #[expect(clippy::type_complexity, reason = "two faults of different kinds, both named by the caller")]
     pub(crate) fn for_matrices(
         &self,
         columns: u64,

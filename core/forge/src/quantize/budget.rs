@@ -125,11 +125,14 @@ fn measure(tensor: &TensorInfo, source: &Source<'_>, options: &QuantizeOptions) 
     Ok(out)
 }
 
+/// A type that a matrix could have: its bytes, its error times its role's factor.
+type Point = (u64, f64, GgmlType);
+
 /// The steps worth taking: bytes rise, error falls, each step's gain per byte is below the one before.
-fn hull(mut points: Vec<(u64, f64, GgmlType)>) -> Vec<(u64, f64, GgmlType)> {
+fn hull(mut points: Vec<Point>) -> Vec<Point> {
     points.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    let slope = |a: &(u64, f64, GgmlType), b: &(u64, f64, GgmlType)| (a.1 - b.1) / (b.0 - a.0).max(1) as f64;
-    let mut hull: Vec<(u64, f64, GgmlType)> = Vec::new();
+    let slope = |a: &Point, b: &Point| (a.1 - b.1) / (b.0 - a.0).max(1) as f64;
+    let mut hull: Vec<Point> = Vec::new();
     for point in points {
         if hull.last().is_some_and(|last| point.1 >= last.1) {
             continue;
@@ -167,7 +170,7 @@ pub(super) fn fit(
     };
     let measured = sensitivities(input, options)?;
     let mut used = 0u64;
-    let mut choices: Vec<(usize, Vec<(u64, f64, GgmlType)>)> = Vec::new();
+    let mut choices: Vec<(usize, Vec<Point>)> = Vec::new();
     for (index, (tensor, ty)) in tensors.iter().zip(types.iter_mut()).enumerate() {
         let weight = factor(Role::of(&tensor.name), tied);
         let points: Vec<_> = measured

@@ -1,5 +1,7 @@
 //! Checkpoints in the public layout, built on the spot.
 
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part; a test fails by panicking")]
+
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use std::path::Path;
