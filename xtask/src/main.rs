@@ -1,5 +1,6 @@
 //! `cargo xtask COMMAND`: everything that is done with this repository besides compiling it. One file per command.
 
+mod bench;
 mod cage;
 #[path = "../../core/engine/src/store/catalogue.rs"]
 #[allow(dead_code, reason = "the engine's file as it is; not all of it is needed here")]
@@ -26,6 +27,7 @@ cargo xtask COMMAND
   ci                     formatting, lints, tidy, tests: what must pass before a commit
   tidy                   the repository's own rules: layering, unsafe, paths, file lengths
   fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
+  bench [--peer] [--busy] [--long] [--load] [MODEL…]   speed of models on this machine, as a dated record; `bench --help`
   cage --mem SIZE [--read-bps SIZE] -- COMMAND   run in a memory cgroup, report memory, faults and bytes read
   synth --shape 1.1b|7b|moe-2g|moe-128x8 [--type Q4_K_M] OUT   a random model of a real shape
   models [--all] [NAME…] fetch models into the cache; without names, those that the fast tests need
@@ -51,6 +53,7 @@ fn dispatch() -> Result {
     };
     match command.as_str() {
         "demo" => demo::run(args),
+        "bench" => bench::run(args),
         "fuzz" => fuzz::run(args),
         "test" => test::run(args),
         "cage" => cage::run(args),

@@ -1,6 +1,6 @@
 //! `cargo xtask synth`: random models of real shapes, for measurements. The work is done by an example of `pannier-forge`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{Result, models, sh};
 
@@ -23,12 +23,17 @@ pub fn run(mut args: lexopt::Parser) -> Result {
                 .into(),
         );
     };
+    make(&shape, &ty, &out)
+}
+
+/// Makes a model of a shape.
+pub fn make(shape: &str, ty: &str, out: &Path) -> Result {
     if let Some(folder) = out.parent() {
         std::fs::create_dir_all(folder).map_err(|e| format!("cannot create {}: {e}", folder.display()))?;
     }
     let donor = models::fetch(models::find(crate::catalogue::DEFAULT_MODEL)?, None)?;
     let mut command =
         sh::cargo(["run", "--quiet", "--release", "--package", "pannier-forge", "--example", "synth", "--"]);
-    command.args(["--shape", &shape, "--type", &ty, "--tokenizer"]).arg(donor).arg(out);
+    command.args(["--shape", shape, "--type", ty, "--tokenizer"]).arg(donor).arg(out);
     sh::run("synth", &mut command)
 }
