@@ -29,6 +29,9 @@ pub fn logit_rows(vocab: usize) -> usize {
     (LOGIT_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(1, 512)
 }
 
+/// Prompts of more tokens show their progress.
+const LONG_PROMPT: usize = 512;
+
 /// A model that runs.
 pub struct Loaded {
     pub model: Arc<Model<Forward>>,
@@ -151,7 +154,8 @@ pub fn generate(
     let canceller = Canceller::new();
     options.canceller = Some(canceller.clone());
     let _guard = interrupt::on_interrupt(move || canceller.cancel());
-    let bar = output::count_bar(0, "reading the prompt");
+    // Only for prompts that take a while: a bar that flashes up tells nothing.
+    let mut bar = None;
     let mut events = Vec::new();
     let mut failed: Option<CliError> = None;
     let completion = start(options, &mut |event| {
@@ -159,15 +163,14 @@ pub fn generate(
             GenerationEvent::Started { prompt_tokens, cached_tokens } => {
                 events.push(EventReport::Started { prompt_tokens, cached_tokens });
             }
-            GenerationEvent::Prefill { done, total } => {
-                bar.set_length(total as u64);
+            GenerationEvent::Prefill { done, total } if total > LONG_PROMPT => {
+                let bar = bar.get_or_insert_with(|| output::count_bar(total as u64, "reading the prompt"));
                 bar.set_position(done as u64);
                 if done >= total {
                     bar.finish_and_clear();
                 }
             }
             GenerationEvent::Text { text, .. } => {
-                bar.finish_and_clear();
                 if let Err(e) = out.text(text) {
                     failed = Some(e);
                     return ControlFlow::Break(());
@@ -185,7 +188,9 @@ pub fn generate(
         }
         ControlFlow::Continue(())
     });
-    bar.finish_and_clear();
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
     match (completion, failed) {
         // The generation was cancelled because nobody takes its text.
         (_, Some(error)) => Err(error),
