@@ -15,6 +15,15 @@ pub enum Role {
     Down,
     /// The output head.
     Head,
+    /// Which experts a token goes to.
+    Router,
+}
+
+impl Role {
+    /// Whether F16 weights of this role multiply with activations rounded to half precision, as the field does it.
+    pub fn takes_halves(self) -> bool {
+        self != Role::Head
+    }
 }
 
 /// A precision for each role.
@@ -30,6 +39,8 @@ pub struct PrecisionTable {
     pub down: Precision,
     /// For [`Role::Head`].
     pub head: Precision,
+    /// For [`Role::Router`].
+    pub router: Precision,
 }
 
 impl PrecisionTable {
@@ -44,6 +55,8 @@ impl PrecisionTable {
         gate_up: Precision::Q8,
         down: Precision::Q16,
         head: Precision::Q16,
+        // Few products, and a rounding error may send a token to another expert.
+        router: Precision::Q16,
     };
 
     /// The same for all.
@@ -54,6 +67,7 @@ impl PrecisionTable {
             gate_up: precision,
             down: precision,
             head: precision,
+            router: precision,
         }
     }
 
@@ -65,6 +79,7 @@ impl PrecisionTable {
             Role::GateUp => self.gate_up,
             Role::Down => self.down,
             Role::Head => self.head,
+            Role::Router => self.router,
         }
     }
 }
