@@ -133,7 +133,7 @@ fn main() {
                     let mut y = vec![0.0; n * w.rows()];
                     let (median, best) = measure(|| {
                         let y = &mut y[..];
-                        k.matmul(&Threads(t), &mut [Job { w, x: &a, precision, y, bias: None }]);
+                        k.matmul(&Threads(t), &mut [Job { w, x: a.all(), precision, y, bias: None }]);
                     });
                     let amount =
                         if n > 8 { (w.rows() * cols * n) as f64 / 1e9 } else { w.bytes().len() as f64 / 1e9 };

@@ -86,6 +86,8 @@ pub struct Activations {
     rows: usize,
     cols: usize,
     have: Need,
+    /// Where each group of rows starts, and the end.
+    starts: Vec<usize>,
     /// `[row][cols padded with zeros to 16]`
     float: Vec<f32>,
     q8: Quantised,
@@ -152,21 +154,60 @@ impl Activations {
         }
     }
 
-    /// Prepares `rows` rows of `cols` values, `x[row * cols + col]`.
+    /// Prepares `rows` rows of `cols` values, `x[row * cols + col]`, as one group.
     ///
     /// # Panics
     /// If `x` is shorter than that: a bug of the caller.
     pub fn set(&mut self, k: &Kernels, par: &dyn Parallel, x: &[f32], rows: usize, cols: usize, need: Need) {
         assert!(x.len() >= rows * cols, "{} values are no {rows} rows of {cols}", x.len());
+        self.fill(k, par, (x, cols), |row| row, std::iter::once(rows), need);
+    }
+
+    /// Prepares the rows of `x` (of `cols` values each) that `index` names, in groups of the given sizes: the tokens of one
+    /// expert after those of another. Each group is the activations of a product of its own, [`Activations::group`].
+    ///
+    /// # Panics
+    /// If there is no such row, or the sizes do not add up to the rows: bugs of the caller.
+    pub fn set_groups(
+        &mut self,
+        k: &Kernels,
+        par: &dyn Parallel,
+        (x, cols): (&[f32], usize),
+        index: &[u32],
+        sizes: impl Iterator<Item = usize>,
+        need: Need,
+    ) {
+        self.fill(k, par, (x, cols), |row| index[row] as usize, sizes, need);
+        assert_eq!(self.rows, index.len(), "rows of all groups");
+    }
+
+    fn fill(
+        &mut self,
+        k: &Kernels,
+        par: &dyn Parallel,
+        (x, cols): (&[f32], usize),
+        source: impl Fn(usize) -> usize + Sync,
+        sizes: impl Iterator<Item = usize>,
+        need: Need,
+    ) {
+        self.starts.clear();
+        self.starts.push(0);
+        let mut rows = 0;
+        for size in sizes {
+            rows += size;
+            self.starts.push(rows);
+        }
         self.grow(rows, cols, need);
         (self.rows, self.cols, self.have) = (rows, cols, need);
         let float = Shared(self.float.as_mut_ptr());
         let q8 = Shared(self.q8.blocks.as_mut_ptr());
         let q16 = Shared(self.q16.blocks.as_mut_ptr());
         let lo = Shared(self.q16.lo.as_mut_ptr());
+        let starts = &self.starts;
         let nb = cols.div_ceil(32);
-        let one = |row: usize| {
-            let x = &x[row * cols..(row + 1) * cols];
+        let one = |row: usize, group: usize| {
+            let source = source(row);
+            let x = &x[source * cols..(source + 1) * cols];
             if need.f32 {
                 let p = padded(cols);
                 // SAFETY: `grow` made room for `rows` rows of `p`; each row is written by one task only.
@@ -174,11 +215,14 @@ impl Activations {
                 out[..cols].copy_from_slice(x);
                 out[cols..].fill(0.0);
             }
-            let (at, step) = place(row, rows, nb);
+            let first = starts[group];
+            let (at, step) = place(row - first, starts[group + 1] - first, nb);
+            let at = first * nb + at;
             let mut out = RowOut { blocks: std::ptr::null_mut(), lo: std::ptr::null_mut(), step };
             if need.q8 {
-                // SAFETY: `place` stays below `rows * nb`, the number of blocks that `grow` made; blocks of different
-                // rows are distinct. The kernel runs on a machine that has its instructions.
+                // SAFETY: the blocks of a group begin after those of the rows before it, and `place` stays below the
+                // group's rows times `nb`: in all below `rows * nb`, the number of blocks that `grow` made. Blocks of
+                // different rows are distinct. The kernel runs on a machine that has its instructions.
                 unsafe {
                     out.blocks = q8.at(at);
                     (k.mat.quantise8)(x, &out);
@@ -196,31 +240,86 @@ impl Activations {
         // One row is too little work to hand to another thread.
         let per_task = (8192 / cols.max(1)).clamp(1, 64);
         let tasks = rows.div_ceil(per_task);
-        let task = |t: usize| (t * per_task..rows.min((t + 1) * per_task)).for_each(one);
+        let task = |t: usize| {
+            let mut group = starts.partition_point(|&start| start <= t * per_task) - 1;
+            for row in t * per_task..rows.min((t + 1) * per_task) {
+                while row >= starts[group + 1] {
+                    group += 1;
+                }
+                one(row, group);
+            }
+        };
         if tasks <= 1 { task(0) } else { par.run(tasks, &task) }
     }
 
+    /// All rows.
+    ///
+    /// # Panics
+    /// If the last call was [`Activations::set_groups`] with more than one group: a bug of the caller.
+    pub fn all(&self) -> ActRows<'_> {
+        assert!(self.starts.len() <= 2, "one group of rows");
+        ActRows { act: self, first: 0, rows: self.rows }
+    }
+
+    /// The rows of one group.
+    ///
+    /// # Panics
+    /// If there is no such group: a bug of the caller.
+    pub fn group(&self, i: usize) -> ActRows<'_> {
+        let (first, end) = (self.starts[i], self.starts[i + 1]);
+        ActRows { act: self, first, rows: end - first }
+    }
+}
+
+/// Rows of [`Activations`] that a product reads.
+#[derive(Clone, Copy, Debug)]
+pub struct ActRows<'a> {
+    act: &'a Activations,
+    first: usize,
+    rows: usize,
+}
+
+impl<'a> ActRows<'a> {
+    /// How many.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values per row.
+    pub fn cols(&self) -> usize {
+        self.act.cols
+    }
+
+    /// Forms that were prepared.
+    pub fn have(&self) -> Need {
+        self.act.have
+    }
+
     /// All rows as f32, and the distance from one to the next.
-    pub(crate) fn float_rows(&self) -> (&[f32], usize) {
-        (&self.float, padded(self.cols))
+    pub(crate) fn float_rows(&self) -> (&'a [f32], usize) {
+        let p = padded(self.act.cols);
+        (&self.act.float[self.first * p..], p)
     }
 
     /// Row `i` as f32, padded with zeros to whole vectors.
-    pub(crate) fn float_row(&self, i: usize) -> &[f32] {
-        let p = padded(self.cols);
-        &self.float[i * p..(i + 1) * p]
+    pub(crate) fn float_row(&self, i: usize) -> &'a [f32] {
+        let (rows, p) = self.float_rows();
+        &rows[i * p..(i + 1) * p]
     }
 
-    pub(crate) fn quantised(&self, precision: Precision) -> &Quantised {
-        match precision {
-            Precision::Q8 => &self.q8,
-            Precision::Q16 => &self.q16,
-        }
+    /// Blocks from the first row on, and their lower parts (none for Q8).
+    pub(crate) fn quantised(&self, precision: Precision) -> (&'a [QBlock], &'a [LoBlock]) {
+        let q = match precision {
+            Precision::Q8 => &self.act.q8,
+            Precision::Q16 => &self.act.q16,
+        };
+        let at = self.first * self.blocks();
+        (&q.blocks[at..], q.lo.get(at..).unwrap_or(&[]))
     }
 
     /// 32-blocks per row.
     pub(crate) fn blocks(&self) -> usize {
-        self.cols.div_ceil(32)
+        self.act.cols.div_ceil(32)
     }
 
     /// Rows of tile `t`.
@@ -234,7 +333,7 @@ impl Activations {
     }
 }
 
-/// Where the blocks of a row lie: index of the first, and distance from one to the next.
+/// Where the blocks of a row of a group lie: index of the first, and distance from one to the next.
 pub(crate) fn place(row: usize, rows: usize, nb: usize) -> (usize, usize) {
     let first = row / TILE * TILE;
     let width = TILE.min(rows - first);

@@ -15,10 +15,11 @@ mod math;
 mod matmul;
 mod matrix;
 mod parallel;
+mod recurrent;
 mod rope;
 mod vecops;
 
-pub use act::{Activations, Need};
+pub use act::{ActRows, Activations, Need};
 pub use attention::{AttentionJob, AttentionScratch, AttentionShape, KvPages, PAGE_TOKENS};
 pub use fanout::{FanOut, Hooks, for_each_piece};
 pub use formats::{Format, format, formats};
@@ -27,4 +28,5 @@ pub use math::scalar;
 pub use matmul::{Job, Precision};
 pub use matrix::{Matrix, ShapeError};
 pub use parallel::{Parallel, Serial};
+pub use recurrent::{ConvJob, DeltaJob, DeltaShape, KeyHeads};
 pub use rope::{MAX_ROT, RopeError, RopeSpec, RopeStyle, RopeTable, Yarn, sections_are_plain};

@@ -24,7 +24,7 @@ fn product(
     let mut a = Activations::default();
     a.set(k, par, x, n, cols, Need::of(&[(&w, precision)]));
     let mut y = vec![f32::NAN; n * rows];
-    k.matmul(par, &mut [Job { w, x: &a, precision, y: &mut y, bias }]);
+    k.matmul(par, &mut [Job { w, x: a.all(), precision, y: &mut y, bias }]);
     y
 }
 
@@ -194,7 +194,7 @@ fn several_jobs_in_one_region() {
         let mut jobs: Vec<_> = ws
             .iter()
             .zip(&mut ys)
-            .map(|(&w, y)| Job { w, x: &a, precision: Precision::Q16, y, bias: None })
+            .map(|(&w, y)| Job { w, x: a.all(), precision: Precision::Q16, y, bias: None })
             .collect();
         k.matmul(&Shuffled(2), &mut jobs);
         for ((w, y), b) in ws.iter().zip(&ys).zip(&bytes) {
@@ -248,5 +248,41 @@ proptest::proptest! {
     fn random_shapes(index in 0..formats().len(), rows in 1usize..70, blocks in 1usize..9, n in 1usize..20, seed: u64) {
         let f = &formats()[index];
         check(f, rows, f.block.max(32) * blocks, n, Scales::Usual, seed);
+    }
+}
+
+/// Rows in groups give the bits of each group alone, whatever the order and the repetitions of rows.
+#[test]
+fn groups_of_rows_are_products_of_their_own() {
+    let mut rng = Rng(77);
+    let cols = 256;
+    let x = random_activations(12 * cols, &mut rng);
+    let sizes = [3usize, 0, 1, 9, 17, 8];
+    let index: Vec<u32> = (0..sizes.iter().sum::<usize>()).map(|i| (i * 5 % 12) as u32).collect();
+    for f in formats() {
+        let bytes = random_bytes(f, 24, cols, Scales::Usual, &mut rng);
+        let w = matrix(f, 24, cols, &bytes);
+        for (k, precision) in Kernels::available().into_iter().flat_map(|k| BOTH.map(|p| (k, p))) {
+            let mut a = Activations::default();
+            let need = Need::of(&[(&w, precision)]);
+            a.set_groups(k, &Shuffled(2), (&x, cols), &index, sizes.iter().copied(), need);
+            let mut ys: Vec<_> = sizes.iter().map(|size| vec![f32::NAN; size * 24]).collect();
+            let mut jobs: Vec<_> = ys
+                .iter_mut()
+                .enumerate()
+                .map(|(i, y)| Job { w, x: a.group(i), precision, y, bias: None })
+                .collect();
+            k.matmul(&Serial, &mut jobs);
+            let mut first = 0;
+            for (y, size) in ys.iter().zip(sizes) {
+                let rows: Vec<f32> = index[first..first + size]
+                    .iter()
+                    .flat_map(|&row| x[row as usize * cols..(row as usize + 1) * cols].iter().copied())
+                    .collect();
+                first += size;
+                let want = product(k, &Serial, (f, 24, cols), &bytes, &rows, precision, None);
+                assert_same(y, &want, &format!("{:?} {} group of {size}", k.isa(), f.name));
+            }
+        }
     }
 }

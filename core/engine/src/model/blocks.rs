@@ -14,7 +14,8 @@ pub struct Linear {
     weight: TensorRef,
     first: usize,
     rows: usize,
-    bias: Option<VectorRef>,
+    /// A vector, and where in it this bias begins.
+    bias: Option<(VectorRef, usize)>,
     /// If the weights are F16, round the activations to half precision too.
     halves: bool,
 }
@@ -34,12 +35,22 @@ impl Linear {
     ) -> Result<Linear> {
         let weight = b.matrix(unit, &format!("{name}.weight"), rows, cols, Some(role))?;
         let bias = b.maybe_vector(&format!("{name}.bias"), rows)?;
-        Ok(Linear { weight, first: 0, rows, bias, halves: true })
+        Ok(Linear { weight, first: 0, rows, bias: bias.map(|bias| (bias, 0)), halves: true })
+    }
+
+    /// A matrix that is loaded already.
+    pub(super) fn of(weight: TensorRef, rows: usize, bias: Option<(VectorRef, usize)>) -> Linear {
+        Linear { weight, first: 0, rows, bias, halves: true }
     }
 
     /// Some rows of a fused matrix.
-    fn part(self, first: usize, rows: usize) -> Linear {
-        Linear { first, rows, ..self }
+    pub(super) fn part(self, first: usize, rows: usize) -> Linear {
+        Linear {
+            first: self.first + first,
+            rows,
+            bias: self.bias.map(|(bias, at)| (bias, at + first)),
+            ..self
+        }
     }
 
     /// Outputs.
@@ -55,7 +66,7 @@ impl Linear {
     ) -> Result<Weights<'g>> {
         let rows = self.first..self.first + self.rows;
         let bias = match self.bias {
-            Some(bias) => store.vector(bias)?.get(rows.clone()),
+            Some((bias, at)) => store.vector(bias)?.get(at..at + self.rows),
             None => None,
         };
         let matrix = unit.matrix(self.weight)?.rows_range(rows);
@@ -82,21 +93,25 @@ pub struct Attention {
     pub(super) k: Linear,
     pub(super) v: Linear,
     pub(super) out: Linear,
-    /// Norm of each query, over one head.
-    pub(super) q_norm: Option<VectorRef>,
-    /// Norm of each key.
-    pub(super) k_norm: Option<VectorRef>,
+    /// Norm of queries, and over how many values: one head, or all.
+    pub(super) q_norm: Option<(VectorRef, usize)>,
+    /// Norm of keys.
+    pub(super) k_norm: Option<(VectorRef, usize)>,
+    /// One logit per head that joins the softmax and has no value.
+    pub(super) sinks: Option<VectorRef>,
 }
 
 impl Attention {
-    /// The tensors `attn_q`, `attn_k`, `attn_v` (or `attn_qkv` with all three, one after the other) and `attn_output`.
+    /// The tensors `attn_q`, `attn_k`, `attn_v` (or `attn_qkv` with all three, one after the other) and `attn_output`. In gated
+    /// attention, each head of `attn_q` is followed by that of its gate.
     ///
     /// # Errors
     /// See [`Builder::matrix`].
     pub fn load(b: &mut Builder<'_>, layer: usize, embd: usize, spec: AttentionSpec) -> Result<Attention> {
         let unit = b.unit(UnitKind::Attention { layer });
         let name = |part: &str| format!("blk.{layer}.attn_{part}");
-        let (q, k, v) = (spec.q_width(), spec.k_width(), spec.v_width());
+        let gates = if spec.gated { spec.q_width() } else { 0 };
+        let (q, k, v) = (spec.q_width() + gates, spec.k_width(), spec.v_width());
         let (q, k, v) = if b.has(&format!("{}.weight", name("qkv"))) {
             let fused = Linear::load(b, unit, &name("qkv"), q + k + v, embd, Role::Qkv)?;
             (fused.part(0, q), fused.part(q, k), fused.part(q + k, v))
@@ -108,17 +123,39 @@ impl Attention {
             )
         };
         let out = Linear::load(b, unit, &name("output"), embd, spec.out_width(), Role::AttentionOutput)?;
-        Ok(Attention { unit, spec, q, k, v, out, q_norm: None, k_norm: None })
+        Ok(Attention { unit, spec, q, k, v, out, q_norm: None, k_norm: None, sinks: None })
     }
 
     /// With the norms of single queries and keys, `attn_q_norm` and `attn_k_norm`.
     ///
     /// # Errors
     /// See [`Builder::vector`].
-    pub fn with_head_norms(mut self, b: &mut Builder<'_>, layer: usize) -> Result<Attention> {
+    pub fn with_head_norms(self, b: &mut Builder<'_>, layer: usize) -> Result<Attention> {
         let k_dim = self.spec.shape.k_dim;
-        self.q_norm = Some(b.vector(&format!("blk.{layer}.attn_q_norm.weight"), k_dim)?);
-        self.k_norm = Some(b.vector(&format!("blk.{layer}.attn_k_norm.weight"), k_dim)?);
+        self.norms(b, layer, k_dim, k_dim)
+    }
+
+    /// With norms over all queries and all keys of a token, in tensors of the same names.
+    ///
+    /// # Errors
+    /// See [`Builder::vector`].
+    pub fn with_full_norms(self, b: &mut Builder<'_>, layer: usize) -> Result<Attention> {
+        let (q, k) = (self.spec.q_width(), self.spec.k_width());
+        self.norms(b, layer, q, k)
+    }
+
+    fn norms(mut self, b: &mut Builder<'_>, layer: usize, q: usize, k: usize) -> Result<Attention> {
+        self.q_norm = Some((b.vector(&format!("blk.{layer}.attn_q_norm.weight"), q)?, q));
+        self.k_norm = Some((b.vector(&format!("blk.{layer}.attn_k_norm.weight"), k)?, k));
+        Ok(self)
+    }
+
+    /// With attention sinks, `attn_sinks`.
+    ///
+    /// # Errors
+    /// See [`Builder::vector`].
+    pub fn with_sinks(mut self, b: &mut Builder<'_>, layer: usize) -> Result<Attention> {
+        self.sinks = Some(b.vector(&format!("blk.{layer}.attn_sinks.weight"), self.spec.shape.heads)?);
         Ok(self)
     }
 }
@@ -142,7 +179,18 @@ impl Ffn {
     /// See [`Builder::matrix`].
     pub fn load(b: &mut Builder<'_>, layer: usize, embd: usize, ff: usize) -> Result<Ffn> {
         let unit = b.unit(UnitKind::Ffn { layer });
-        let name = |part: &str| format!("blk.{layer}.ffn_{part}");
+        Ffn::load_into(b, unit, (layer, ""), embd, ff)
+    }
+
+    /// The same with a suffix to the tensors' names, in a unit that holds other tensors too.
+    pub(super) fn load_into(
+        b: &mut Builder<'_>,
+        unit: UnitId,
+        (layer, suffix): (usize, &str),
+        embd: usize,
+        ff: usize,
+    ) -> Result<Ffn> {
+        let name = |part: &str| format!("blk.{layer}.ffn_{part}{suffix}");
         let (gate, up) = (name("gate"), name("up"));
         let (gate, up) = if b.has(&format!("{gate}.weight")) || !b.has(&format!("{up}.weight")) {
             (
@@ -196,8 +244,16 @@ impl Head {
     /// # Errors
     /// See [`Builder::matrix`].
     pub fn load(b: &mut Builder<'_>, embd: usize, vocab: usize) -> Result<Head> {
+        Head::load_with(b, embd, vocab, "output_norm.weight")
+    }
+
+    /// [`Head::load`] with another name for the norm.
+    ///
+    /// # Errors
+    /// See [`Builder::matrix`].
+    pub fn load_with(b: &mut Builder<'_>, embd: usize, vocab: usize, norm: &str) -> Result<Head> {
         let unit = b.unit(UnitKind::Output);
-        let norm = b.vector("output_norm.weight", embd)?;
+        let norm = b.vector(norm, embd)?;
         let tied = !b.has("output.weight");
         let name = if tied { "token_embd" } else { "output" };
         let weight = Linear::load(b, unit, name, vocab, embd, Role::Head)?;
@@ -223,6 +279,7 @@ impl Dims {
             q_scale: 1.0,
             soft_cap: None,
             rope,
+            gated: false,
         }
     }
 
@@ -242,7 +299,9 @@ impl Dims {
             trained_context: self.trained,
             context: self.context,
             attention,
+            recurrent: Vec::new(),
             ff: self.ff,
+            moe: None,
             ropes,
         }
     }

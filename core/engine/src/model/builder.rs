@@ -17,6 +17,17 @@ pub struct Product {
     pub quantised: bool,
 }
 
+/// A tensor with a matrix per expert.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stack<'a> {
+    tensor: &'a TensorInfo,
+    format: &'static Format,
+    rows: usize,
+    cols: usize,
+    /// Of one matrix.
+    bytes: u64,
+}
+
 /// Collects the tensors of a model. Reads the directory only, no weights.
 #[derive(Debug)]
 pub struct Builder<'a> {
@@ -96,12 +107,7 @@ impl<'a> Builder<'a> {
         role: Option<Role>,
     ) -> Result<TensorRef> {
         let (tensor, format) = self.find(name, &[cols, rows])?;
-        if let Some(role) = role {
-            let product = Product { role, cols, quantised: format.is_quantised() };
-            if !self.products.contains(&product) {
-                self.products.push(product);
-            }
-        }
+        self.note(role, cols, format);
         self.layout.add_matrix(
             unit,
             UnitTensor {
@@ -116,12 +122,62 @@ impl<'a> Builder<'a> {
         )
     }
 
+    fn note(&mut self, role: Option<Role>, cols: usize, format: &'static Format) {
+        if let Some(role) = role {
+            let product = Product { role, cols, quantised: format.is_quantised() };
+            if !self.products.contains(&product) {
+                self.products.push(product);
+            }
+        }
+    }
+
+    /// A tensor that holds one matrix of `rows` x `cols` for each of `count` experts.
+    ///
+    /// # Errors
+    /// It is absent, has another shape, or a type without kernels.
+    pub(super) fn stack(&mut self, name: &str, rows: usize, cols: usize, count: usize) -> Result<Stack<'a>> {
+        let (tensor, format) = self.find(name, &[cols, rows, count])?;
+        // The reader has checked that the bytes follow from the shape, so they divide evenly.
+        let bytes = tensor.bytes / (count as u64).max(1);
+        Ok(Stack { tensor, format, rows, cols, bytes })
+    }
+
+    /// The matrix of one expert, in its unit.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub(super) fn layer_of(
+        &mut self,
+        unit: UnitId,
+        stack: &Stack<'a>,
+        index: usize,
+        role: Role,
+    ) -> Result<TensorRef> {
+        let Stack { tensor, format, rows, cols, bytes } = *stack;
+        self.note(Some(role), cols, format);
+        let offset = (index as u64).checked_mul(bytes).and_then(|at| at.checked_add(tensor.offset));
+        let offset = offset.ok_or_else(|| Error::internal("offset of an expert overflows"))?;
+        self.layout.add_matrix(
+            unit,
+            UnitTensor { name: tensor.name.clone(), format, rows, cols, shard: tensor.shard, offset, bytes },
+        )
+    }
+
     /// A vector of `len` values, always resident.
     ///
     /// # Errors
     /// It is absent, has another shape, or a type without kernels.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<VectorRef> {
-        let (tensor, format) = self.find(name, &[len])?;
+        self.small(name, &[len])
+    }
+
+    /// A small tensor of any shape as one vector, fastest dimension first, always resident.
+    ///
+    /// # Errors
+    /// It is absent, has another shape, or a type without kernels.
+    pub fn small(&mut self, name: &str, dims: &[usize]) -> Result<VectorRef> {
+        let (tensor, format) = self.find(name, dims)?;
+        let len = dims.iter().product();
         Ok(self.layout.add_vector(VectorTensor {
             name: name.to_owned(),
             format,

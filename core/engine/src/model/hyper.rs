@@ -1,5 +1,6 @@
 //! Hyperparameters, read from the metadata with errors that name the key.
 
+use super::spec::{ExpertActivation, Gating, MoeSpec};
 use crate::{Error, Result};
 use pannier_gguf::{Metadata, OneOrMany};
 use pannier_kernels::Yarn;
@@ -7,7 +8,9 @@ use pannier_kernels::Yarn;
 /// No model has more layers; a file that says so would only make us allocate tables.
 const MAX_LAYERS: usize = 4096;
 /// No model has wider rows than this.
-const MAX_WIDTH: usize = 1 << 20;
+pub(super) const MAX_WIDTH: usize = 1 << 20;
+/// No model has more experts in a layer; it also keeps their numbers in 16 bits.
+const MAX_EXPERTS: usize = 1024;
 
 /// The metadata as one architecture sees it: keys get its name as prefix.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +77,15 @@ impl<'a> Hyper<'a> {
         Ok(self.metadata.opt_u32(&self.key(name))?.filter(|&value| value > 0).map(|value| value as usize))
     }
 
+    /// A width; `default` when absent or 0.
+    ///
+    /// # Errors
+    /// The key is no integer, or out of range.
+    pub fn width_or(&self, name: &str, default: usize) -> Result<usize> {
+        let width = self.maybe(name)?.unwrap_or(default);
+        self.in_range(name, width, MAX_WIDTH)
+    }
+
     /// A finite float.
     ///
     /// # Errors
@@ -130,6 +142,100 @@ impl<'a> Hyper<'a> {
         })
     }
 
+    /// A number per layer, or one for all; 0 is allowed.
+    ///
+    /// # Errors
+    /// The key has another type, an array is too short, or a number is out of range.
+    pub fn per_layer(&self, name: &str, layers: usize, limit: usize) -> Result<Option<Vec<usize>>> {
+        let values = match self.metadata.opt_u32_or_u32s(&self.key(name))? {
+            None => return Ok(None),
+            Some(OneOrMany::One(value)) => vec![value; layers],
+            Some(OneOrMany::Many(values)) => values,
+        };
+        let values = values
+            .get(..layers)
+            .ok_or_else(|| self.bad(name, "an array", "it is shorter than there are layers"))?;
+        match values.iter().find(|&&value| value as usize > limit) {
+            Some(value) => Err(self.bad(name, value, "no model has so many")),
+            None => Ok(Some(values.iter().map(|&value| value as usize).collect())),
+        }
+    }
+
+    /// Which layers are recurrent: the key says it, or all but every `full_attention_interval`-th.
+    ///
+    /// # Errors
+    /// A key has another type, or an array is too short.
+    pub fn recurrent_layers(&self, layers: usize) -> Result<Vec<bool>> {
+        const NAME: &str = "attention.recurrent_layers";
+        let key = self.key(NAME);
+        if let Ok(Some(OneOrMany::Many(flags))) = self.metadata.opt_bool_or_bools(&key) {
+            return flags
+                .get(..layers)
+                .map(<[bool]>::to_vec)
+                .ok_or_else(|| self.bad(NAME, "an array", "it is shorter than there are layers"));
+        }
+        if let Some(flags) = self.per_layer(NAME, layers, 1)? {
+            return Ok(flags.iter().map(|&flag| flag != 0).collect());
+        }
+        let interval = self.count_or("full_attention_interval", 4, MAX_LAYERS)?;
+        Ok((0..layers).map(|i| !(i + 1).is_multiple_of(interval)).collect())
+    }
+
+    /// The sections of multi-section RoPE.
+    ///
+    /// # Errors
+    /// The key is absent, no array, or has more than four entries.
+    pub fn sections(&self) -> Result<[usize; 4]> {
+        const NAME: &str = "rope.dimension_sections";
+        let mut sections = [0; 4];
+        match self.metadata.u32_or_u32s(&self.key(NAME))? {
+            OneOrMany::Many(values) if values.len() <= 4 => {
+                for (section, value) in sections.iter_mut().zip(values) {
+                    *section = value as usize;
+                }
+                Ok(sections)
+            }
+            _ => Err(self.bad(NAME, "no array of four", "it must be one")),
+        }
+    }
+
+    /// The key that says what a router's logits mean.
+    ///
+    /// # Errors
+    /// A number that stands for nothing known.
+    pub fn gating(&self) -> Result<Option<Gating>> {
+        const NAME: &str = "expert_gating_func";
+        match self.maybe(NAME)? {
+            None => Ok(None),
+            Some(1) => Ok(Some(Gating::Softmax)),
+            Some(2) => Ok(Some(Gating::Sigmoid)),
+            Some(3) => Ok(Some(Gating::SoftmaxOfChosen)),
+            Some(other) => Err(self.bad(NAME, other, "it is not supported")),
+        }
+    }
+
+    /// Experts: how many, how many of them a token uses, and how wide they are. What is not in keys but in the architecture's
+    /// nature is given.
+    ///
+    /// # Errors
+    /// A key is absent or its value impossible.
+    pub fn experts(&self, default_ff: usize, gating: Gating, normalise: bool) -> Result<MoeSpec> {
+        const USED: &str = "expert_used_count";
+        const FF: &str = "expert_feed_forward_length";
+        let experts = self.count("expert_count", MAX_EXPERTS)?;
+        let used = self.count(USED, MAX_EXPERTS)?;
+        if used > experts {
+            return Err(self.bad(USED, used, "there are fewer experts"));
+        }
+        // Writers that write every key write 0 for "not said".
+        let ff = self.maybe(FF)?.unwrap_or(default_ff);
+        if ff == 0 || ff > MAX_WIDTH {
+            return Err(self.bad(FF, ff, "experts cannot have this width"));
+        }
+        let scale = self.positive("expert_weights_scale")?.unwrap_or(1.0);
+        Ok(MoeSpec { experts, used, ff, gating, normalise, scale, activation: ExpertActivation::Silu })
+    }
+
     /// What all transformers have.
     ///
     /// # Errors
@@ -137,8 +243,8 @@ impl<'a> Hyper<'a> {
     pub fn dims(&self) -> Result<Dims> {
         let layers = self.count("block_count", MAX_LAYERS)?;
         let embd = self.count("embedding_length", MAX_WIDTH)?;
-        let heads = self.count("attention.head_count", MAX_WIDTH)?;
-        let kv_heads = self.count_or("attention.head_count_kv", heads, MAX_WIDTH)?;
+        let heads = self.most("attention.head_count", layers, None)?;
+        let kv_heads = self.most("attention.head_count_kv", layers, Some(heads))?;
         if !heads.is_multiple_of(kv_heads) {
             return Err(self.bad("attention.head_count_kv", kv_heads, "it must divide the number of heads"));
         }
@@ -160,11 +266,24 @@ impl<'a> Hyper<'a> {
             kv_heads,
             k_dim,
             v_dim,
-            ff: self.count("feed_forward_length", MAX_WIDTH)?,
+            ff: match self.maybe("expert_count")? {
+                None => self.count("feed_forward_length", MAX_WIDTH)?,
+                // There may be no dense block at all.
+                Some(_) => self.maybe("feed_forward_length")?.unwrap_or(0).min(MAX_WIDTH),
+            },
             eps: self.eps()?,
             trained,
             context: self.context.unwrap_or(trained),
         })
+    }
+
+    /// The largest of the numbers of all layers: those with another kind of layer have 0.
+    fn most(&self, name: &str, layers: usize, default: Option<usize>) -> Result<usize> {
+        let most = match self.per_layer(name, layers, MAX_WIDTH)? {
+            Some(values) => values.into_iter().max().unwrap_or(0),
+            None => return default.map_or_else(|| self.count(name, MAX_WIDTH), Ok),
+        };
+        self.in_range(name, most, MAX_WIDTH)
     }
 
     fn eps(&self) -> Result<f32> {

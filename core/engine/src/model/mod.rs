@@ -8,22 +8,32 @@
 pub mod arch;
 mod blocks;
 mod builder;
+mod experts;
 mod forward;
 mod hyper;
 mod loaded;
 mod pass;
 mod precision;
+mod recurrent;
+mod routing;
 mod runner;
 mod scratch;
 mod spec;
+mod state;
 
 pub use blocks::{Attention, Embedding, Ffn, Head, Linear};
 pub use builder::{Builder, Product};
+pub use experts::Moe;
 pub use forward::{Forward, Outputs};
 pub use hyper::{Dims, Hyper, RopeScaling};
 pub use loaded::{Blueprint, LoadedModel, ModelOptions};
 pub use pass::Pass;
 pub use precision::{PrecisionTable, Role};
+pub use recurrent::{DeltaNet, ShortConv};
+pub use routing::{Route, RouteObserver};
 pub use runner::{Runner, RunnerOptions};
 pub use scratch::ScratchPlan;
-pub use spec::{Architecture, AttentionSpec, ModelSpec, RopeConfig};
+pub use spec::{
+    Architecture, AttentionSpec, ExpertActivation, Gating, ModelSpec, MoeSpec, RecurrentSpec, RopeConfig,
+};
+pub use state::ModelSequence;

@@ -4,9 +4,14 @@
 //! result in `h`, and `add_residual` closes it. Architectures call these operations in their order; what is behind them
 //! (threads, instruction sets, where weights live) they never see.
 
+mod experts;
+mod recurrent;
+
 use super::blocks::{Attention, Embedding, Ffn, Head, Weights};
 use super::precision::{PrecisionTable, Role};
+use super::routing::RouteObserver;
 use super::scratch::Scratch;
+use super::state::RecurrentState;
 use crate::kv::{KvCache, Sequence};
 use crate::residency::{UnitGuard, UnitId, VectorRef, WeightStore};
 use crate::{CancelFlag, Error, Result};
@@ -25,6 +30,7 @@ pub(super) struct Context<'a> {
     pub ropes: &'a [RopeTable],
     pub precision: &'a PrecisionTable,
     pub cancel: &'a CancelFlag,
+    pub observer: Option<&'a dyn RouteObserver>,
     pub layers: usize,
     pub embd: usize,
 }
@@ -34,6 +40,7 @@ pub struct Pass<'a> {
     cx: Context<'a>,
     kv: &'a mut KvCache,
     seq: &'a Sequence,
+    recurrent: Option<&'a mut RecurrentState>,
     s: &'a mut Scratch,
     tokens: &'a [u32],
     positions: &'a [u32],
@@ -83,13 +90,25 @@ impl<'a> Pass<'a> {
     pub(super) fn new(
         cx: Context<'a>,
         kv: &'a mut KvCache,
-        seq: &'a Sequence,
+        (seq, recurrent): (&'a Sequence, Option<&'a mut RecurrentState>),
         s: &'a mut Scratch,
         tokens: Tokens<'a>,
         (outputs, written): (Range<usize>, usize),
     ) -> Self {
         let Tokens { ids, positions, start } = tokens;
-        Pass { cx, kv, seq, s, tokens: ids, positions, start, outputs, written, rows: 0..ids.len() }
+        Pass {
+            cx,
+            kv,
+            seq,
+            recurrent,
+            s,
+            tokens: ids,
+            positions,
+            start,
+            outputs,
+            written,
+            rows: 0..ids.len(),
+        }
     }
 
     fn n(&self) -> usize {
@@ -170,27 +189,41 @@ impl<'a> Pass<'a> {
     /// Only for mistakes of the caller.
     pub fn qkv(&mut self, unit: &UnitGuard<'_>, attention: &Attention) -> Result<()> {
         let (n, cx, spec, s) = (self.n(), &self.cx, attention.spec, &mut *self.s);
+        let q = if spec.gated {
+            rows_mut(&mut s.mix, n, 2 * spec.q_width())
+        } else {
+            rows_mut(&mut s.q, n, spec.q_width())
+        };
         let outputs = [
-            (attention.q.weights(unit, cx.weights)?, rows_mut(&mut s.q, n, spec.q_width())),
+            (attention.q.weights(unit, cx.weights)?, q),
             (attention.k.weights(unit, cx.weights)?, rows_mut(&mut s.k, n, spec.k_width())),
             (attention.v.weights(unit, cx.weights)?, rows_mut(&mut s.v, n, spec.v_width())),
         ];
         product(cx, Role::Qkv, &mut s.act, (rows_mut(&mut s.h, n, cx.embd), n, cx.embd), outputs);
+        if spec.gated {
+            // Each head's query is followed by its gate.
+            let k_dim = spec.shape.k_dim;
+            let heads = rows(&s.mix, n, 2 * spec.q_width()).chunks_exact(2 * k_dim);
+            for ((both, q), gate) in heads.zip(s.q.chunks_exact_mut(k_dim)).zip(s.z.chunks_exact_mut(k_dim)) {
+                let (from_q, from_gate) = both.split_at(k_dim);
+                q.copy_from_slice(from_q);
+                gate.copy_from_slice(from_gate);
+            }
+        }
         Ok(())
     }
 
-    /// `q, k = rms_norm` of each head, where the architecture has it.
+    /// `q, k = rms_norm` of each head (or of all together), where the architecture has it.
     ///
     /// # Errors
     /// Only for mistakes of the caller.
     pub fn head_norms(&mut self, attention: &Attention, eps: f32) -> Result<()> {
         let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
-        let k_dim = spec.shape.k_dim;
-        if let Some(weight) = attention.q_norm {
-            norm_rows(&self.cx, rows_mut(&mut s.q, n, spec.q_width()), weight, eps, k_dim)?;
+        if let Some((weight, width)) = attention.q_norm {
+            norm_rows(&self.cx, rows_mut(&mut s.q, n, spec.q_width()), weight, eps, width)?;
         }
-        if let Some(weight) = attention.k_norm {
-            norm_rows(&self.cx, rows_mut(&mut s.k, n, spec.k_width()), weight, eps, k_dim)?;
+        if let Some((weight, width)) = attention.k_norm {
+            norm_rows(&self.cx, rows_mut(&mut s.k, n, spec.k_width()), weight, eps, width)?;
         }
         Ok(())
     }
@@ -235,11 +268,25 @@ impl<'a> Pass<'a> {
     /// In the last layer, after its keys and values are stored, only the rows whose logits are asked for matter: drops
     /// the others, and is false when none is left.
     pub fn is_wanted(&mut self, layer: usize, attention: &Attention) -> bool {
+        let spec = attention.spec;
+        let gates = if spec.gated { spec.q_width() } else { 0 };
+        self.keep_wanted(layer, |s| [(&mut s.q, spec.q_width()), (&mut s.z, gates)])
+    }
+
+    /// Drops rows of x, and of the buffers given with their widths.
+    fn keep_wanted<const N: usize>(
+        &mut self,
+        layer: usize,
+        buffers: impl FnOnce(&mut Scratch) -> [(&mut Vec<f32>, usize); N],
+    ) -> bool {
         if layer + 1 == self.cx.layers && self.outputs.len() < self.n() {
             let (first, end) = (self.outputs.start, self.outputs.end);
-            for (buffer, width) in [(&mut self.s.x, self.cx.embd), (&mut self.s.q, attention.spec.q_width())]
-            {
+            let keep = |buffer: &mut Vec<f32>, width: usize| {
                 buffer.copy_within(first * width..end * width, 0);
+            };
+            keep(&mut self.s.x, self.cx.embd);
+            for (buffer, width) in buffers(self.s) {
+                keep(buffer, width);
             }
             self.rows = self.outputs.clone();
         }
@@ -253,6 +300,7 @@ impl<'a> Pass<'a> {
     pub fn attend(&mut self, layer: usize, attention: &Attention) -> Result<()> {
         let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
         let shape = spec.shape;
+        let sinks = attention.sinks.map(|sinks| self.cx.weights.vector(sinks)).transpose()?;
         self.cx.kernels.attention(
             self.cx.par,
             &mut AttentionJob {
@@ -267,12 +315,20 @@ impl<'a> Pass<'a> {
                 scale: spec.scale,
                 soft_cap: spec.soft_cap,
                 window: spec.window,
-                sinks: None,
+                sinks,
                 scratch: &mut s.attention,
                 out: rows_mut(&mut s.a, n, spec.out_width()),
             },
         );
         Ok(())
+    }
+
+    /// `a = a * sigmoid(gate)`, for gated attention.
+    pub fn gate_attention(&mut self, attention: &Attention) {
+        let (n, cx, s) = (self.n(), &self.cx, &mut *self.s);
+        let width = attention.spec.out_width();
+        cx.kernels.sigmoid_in_place(rows_mut(&mut s.z, n, width));
+        cx.kernels.mul_in_place(rows_mut(&mut s.a, n, width), rows(&s.z, n, width));
     }
 
     /// `h = W a`.
@@ -367,23 +423,44 @@ fn norm_rows(cx: &Context<'_>, x: &mut [f32], weight: VectorRef, eps: f32, width
     Ok(())
 }
 
+/// Whether products with these weights read activations rounded to half precision.
+fn takes_halves<'w>(mut weights: impl Iterator<Item = &'w Weights<'w>>) -> bool {
+    weights.any(|w| w.halves)
+}
+
+fn round_halves(cx: &Context<'_>, x: &mut [f32]) {
+    for_each_piece(cx.par, x, PIECE, &|_, x| cx.kernels.round_f16_in_place(x));
+}
+
 /// Products of one input with several matrices, in one parallel region: fewer barriers, and no thread idles at the end of
 /// a small matrix.
 fn product<const N: usize>(
     cx: &Context<'_>,
     role: Role,
     act: &mut Activations,
-    (x, n, cols): (&mut [f32], usize, usize),
+    input: (&mut [f32], usize, usize),
     outputs: [(Weights<'_>, &mut [f32]); N],
 ) {
+    product_of(cx, role, act, input, outputs.into_iter().collect());
+}
+
+/// [`product`] with as many matrices as there happen to be.
+fn product_of(
+    cx: &Context<'_>,
+    role: Role,
+    act: &mut Activations,
+    (x, n, cols): (&mut [f32], usize, usize),
+    outputs: Vec<(Weights<'_>, &mut [f32])>,
+) {
     let precision = cx.precision.get(role);
+    if takes_halves(outputs.iter().map(|(w, _)| w)) {
+        round_halves(cx, x);
+    }
     let need =
         outputs.iter().fold(Need::default(), |need, (w, _)| need.and(Need::of(&[(&w.matrix, precision)])));
-    if outputs.iter().any(|(w, _)| w.halves) {
-        for_each_piece(cx.par, x, PIECE, &|_, x| cx.kernels.round_f16_in_place(x));
-    }
     act.set(cx.kernels, cx.par, x, n, cols, need);
-    let act = &*act;
-    let mut jobs = outputs.map(|(w, y)| Job { w: w.matrix, x: act, precision, y, bias: w.bias });
+    let x = act.all();
+    let mut jobs: Vec<Job<'_>> =
+        outputs.into_iter().map(|(w, y)| Job { w: w.matrix, x, precision, y, bias: w.bias }).collect();
     cx.kernels.matmul(cx.par, &mut jobs);
 }

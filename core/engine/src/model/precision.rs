@@ -15,6 +15,8 @@ pub enum Role {
     Down,
     /// The output head.
     Head,
+    /// Which experts a token goes to.
+    Router,
 }
 
 /// A precision for each role, for quantised weights.
@@ -30,6 +32,8 @@ pub struct PrecisionTable {
     pub down: Precision,
     /// For [`Role::Head`].
     pub head: Precision,
+    /// For [`Role::Router`].
+    pub router: Precision,
 }
 
 /// Weights of models that stay in a CPU's cache: there the additional integer products of Q16 cost microseconds.
@@ -47,6 +51,8 @@ impl PrecisionTable {
         gate_up: Precision::Q8,
         down: Precision::Q16,
         head: Precision::Q16,
+        // Few products, and a rounding error may send a token to another expert.
+        router: Precision::Q16,
     };
 
     /// The table for a model whose matrices have so many bytes.
@@ -62,6 +68,7 @@ impl PrecisionTable {
             gate_up: precision,
             down: precision,
             head: precision,
+            router: precision,
         }
     }
 
@@ -73,6 +80,7 @@ impl PrecisionTable {
             Role::GateUp => self.gate_up,
             Role::Down => self.down,
             Role::Head => self.head,
+            Role::Router => self.router,
         }
     }
 }

@@ -4,8 +4,10 @@ use super::forward::{Forward, Outputs};
 use super::loaded::LoadedModel;
 use super::pass::{Context, Pass, Tokens};
 use super::precision::PrecisionTable;
+use super::routing::RouteObserver;
 use super::scratch::{Scratch, ScratchPlan};
-use crate::kv::{KvCache, KvGeometry, KvOptions, Sequence};
+use super::state::{ModelSequence, RecurrentState};
+use crate::kv::{KvCache, KvGeometry, KvOptions};
 use crate::memory::Accountant;
 use crate::{CancelFlag, Error, Result};
 use pannier_kernels::{Kernels, Parallel, RopeTable};
@@ -25,11 +27,19 @@ pub struct RunnerOptions {
     pub precision: Option<PrecisionTable>,
     /// The kernels; the fastest of the machine if absent.
     pub kernels: Option<&'static Kernels>,
+    /// Sees which experts are chosen.
+    pub observer: Option<Arc<dyn RouteObserver>>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        RunnerOptions { chunk: 512, kv: KvOptions::default(), precision: None, kernels: None }
+        RunnerOptions {
+            chunk: 512,
+            kv: KvOptions::default(),
+            precision: None,
+            kernels: None,
+            observer: None,
+        }
     }
 }
 
@@ -39,6 +49,7 @@ pub struct Runner {
     par: Arc<dyn Parallel + Send + Sync>,
     kernels: &'static Kernels,
     precision: PrecisionTable,
+    observer: Option<Arc<dyn RouteObserver>>,
     accountant: Accountant,
     kv: KvCache,
     scratch: Scratch,
@@ -90,6 +101,7 @@ impl Runner {
         Ok(Runner {
             kernels: options.kernels.unwrap_or_else(Kernels::detect),
             precision,
+            observer: options.observer.clone(),
             accountant: accountant.clone(),
             kv,
             scratch,
@@ -126,15 +138,21 @@ impl Runner {
         &mut self.kv
     }
 
-    /// A second sequence with the same tokens; cheap.
-    ///
-    /// # Errors
-    /// Only for mistakes of the caller.
-    pub fn fork(&mut self, seq: &Sequence) -> Result<Sequence> {
-        self.kv.fork(seq)
+    /// Reports the choices of routers from now on, or no more.
+    pub fn observe(&mut self, observer: Option<Arc<dyn RouteObserver>>) {
+        self.observer = observer;
     }
 
-    fn check(&self, seq: &Sequence, tokens: &[u32]) -> Result<()> {
+    /// A second sequence with the same tokens. Keys and values are shared, states of recurrent layers copied.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBudget`] and [`Error::OutOfMemory`], for such states.
+    pub fn fork(&mut self, seq: &ModelSequence) -> Result<ModelSequence> {
+        let recurrent = seq.recurrent.as_ref().map(|state| state.fork(&self.accountant)).transpose()?;
+        Ok(ModelSequence { kv: self.kv.fork(&seq.kv)?, recurrent })
+    }
+
+    fn check(&self, seq: &ModelSequence, tokens: &[u32]) -> Result<()> {
         let spec = self.model.spec();
         let needed = seq.len().saturating_add(tokens.len());
         if needed > spec.context {
@@ -153,7 +171,7 @@ impl Runner {
     /// All chunks of a step; the sequence has room for them. The rows of logits asked for end up in the scratch.
     fn run(
         &mut self,
-        seq: &Sequence,
+        seq: &mut ModelSequence,
         tokens: &[u32],
         outputs: Range<usize>,
         cancel: &CancelFlag,
@@ -178,13 +196,15 @@ impl Runner {
                 ropes: &self.ropes,
                 precision: &self.precision,
                 cancel,
+                observer: self.observer.as_deref(),
                 layers: self.model.spec().layers,
                 embd: self.model.spec().embd,
             };
             let outputs = wanted(outputs.start)..wanted(outputs.end);
             let rows = outputs.len();
             let tokens = Tokens { ids: tokens, positions: &self.positions, start };
-            let mut pass = Pass::new(cx, &mut self.kv, seq, &mut self.scratch, tokens, (outputs, written));
+            let of = (&seq.kv, seq.recurrent.as_mut());
+            let mut pass = Pass::new(cx, &mut self.kv, of, &mut self.scratch, tokens, (outputs, written));
             self.model.arch().forward(&mut pass)?;
             written += rows;
         }
@@ -193,10 +213,14 @@ impl Runner {
 }
 
 impl Forward for Runner {
-    type Seq = Sequence;
+    type Seq = ModelSequence;
 
-    fn new_seq(&mut self) -> Result<Sequence> {
-        Ok(self.kv.new_sequence())
+    fn new_seq(&mut self) -> Result<ModelSequence> {
+        let recurrent = match self.model.spec().recurrent.as_slice() {
+            [] => None,
+            layers => Some(RecurrentState::new(layers, &self.accountant)?),
+        };
+        Ok(ModelSequence { kv: self.kv.new_sequence(), recurrent })
     }
 
     fn vocab(&self) -> usize {
@@ -209,7 +233,7 @@ impl Forward for Runner {
 
     fn step(
         &mut self,
-        seq: &mut Sequence,
+        seq: &mut ModelSequence,
         tokens: &[u32],
         outputs: Outputs,
         cancel: &CancelFlag,
@@ -219,28 +243,47 @@ impl Forward for Runner {
         if tokens.is_empty() {
             return Ok(&[]);
         }
-        self.kv.prepare(seq, tokens.len())?;
+        let n = tokens.len();
+        self.kv.prepare(&mut seq.kv, n)?;
+        if let Some(state) = &mut seq.recurrent {
+            state.begin(n);
+        }
         // A panic is a bug of ours; what it may have left half done (floats in buffers, keys behind the end of the
         // sequence) is never read.
         let result = catch_unwind(AssertUnwindSafe(|| self.run(seq, tokens, outputs.clone(), cancel)))
             .unwrap_or_else(|panic| Err(Error::internal(message(&*panic))));
         match result {
             Ok(()) => {
-                self.kv.commit(seq, tokens.len());
+                self.kv.commit(&mut seq.kv, n);
+                if let Some(state) = &mut seq.recurrent {
+                    state.commit(n);
+                }
                 Ok(self.scratch.logits.get(..outputs.len() * self.model.spec().vocab).unwrap_or(&[]))
             }
             Err(error) => {
-                self.kv.rollback(seq);
+                self.kv.rollback(&mut seq.kv);
+                if let Some(state) = &mut seq.recurrent {
+                    state.rollback();
+                }
                 Err(error)
             }
         }
     }
 
-    fn truncate(&mut self, seq: &mut Sequence, len: usize) -> Result<()> {
-        self.kv.truncate(seq, len)
+    fn truncate(&mut self, seq: &mut ModelSequence, len: usize) -> Result<()> {
+        let have = seq.len();
+        if seq.recurrent.as_ref().is_some_and(|state| len <= have && !state.can_truncate(len)) {
+            let reason = "the states that recurrent layers had there are gone";
+            return Err(Error::CannotTruncate { len, have, reason });
+        }
+        self.kv.truncate(&mut seq.kv, len)?;
+        if let Some(state) = &mut seq.recurrent {
+            state.truncate(len);
+        }
+        Ok(())
     }
 
-    fn len(seq: &Sequence) -> usize {
+    fn len(seq: &ModelSequence) -> usize {
         seq.len()
     }
 }

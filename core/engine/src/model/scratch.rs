@@ -1,10 +1,11 @@
 //! Buffers of a forward pass: sized once from the spec, so that a token allocates nothing.
 
 use super::builder::Product;
-use super::precision::PrecisionTable;
-use super::spec::{AttentionSpec, ModelSpec, RopeConfig};
+use super::precision::{PrecisionTable, Role};
+use super::routing::Groups;
+use super::spec::{AttentionSpec, ModelSpec, MoeSpec, RopeConfig};
 use crate::memory::{Accountant, Category, Reservation, zeroed};
-use crate::residency::WeightStore;
+use crate::residency::{UnitId, WeightStore};
 use crate::{Error, Result};
 use pannier_kernels::{Activations, AttentionScratch, AttentionShape, Need, Precision, RopeSpec, RopeTable};
 
@@ -32,19 +33,73 @@ struct Widths {
     v: usize,
     out: usize,
     ff: usize,
+    mix: usize,
+    z: usize,
+    conv: usize,
+    heads: usize,
+    moe: Option<MoeSpec>,
 }
 
 impl ScratchPlan<'_> {
     fn widths(&self) -> Widths {
         let most = |of: fn(&AttentionSpec) -> usize| self.spec.attention.iter().map(of).max().unwrap_or(0);
-        Widths {
+        let mut w = Widths {
             embd: self.spec.embd,
             q: most(AttentionSpec::q_width),
             k: most(AttentionSpec::k_width),
             v: most(AttentionSpec::v_width),
             out: most(AttentionSpec::out_width),
             ff: self.spec.ff,
+            mix: 0,
+            z: 0,
+            conv: 0,
+            heads: 0,
+            moe: self.spec.moe,
+        };
+        let gated = self.spec.attention.iter().filter(|attention| attention.gated);
+        w.z = gated.map(AttentionSpec::q_width).max().unwrap_or(0);
+        w.mix = 2 * w.z;
+        for layer in &self.spec.recurrent {
+            let out = layer.out_width();
+            // b, c, x of a short convolution.
+            w.mix = w.mix.max(if layer.delta.is_some() { layer.channels } else { 3 * layer.channels });
+            w.z = w.z.max(out);
+            w.out = w.out.max(out);
+            // Also takes all inputs of a delta net, before they are put in order.
+            w.conv = w.conv.max(layer.channels + if layer.delta.is_some() { out } else { 0 });
+            w.heads = w.heads.max(layer.v_heads());
         }
+        w
+    }
+
+    /// The forms that products of a kind read.
+    fn need(&self, role: Role) -> Need {
+        let none = Need::default();
+        self.products.iter().filter(|product| product.role == role).fold(none, |need, product| {
+            need.and(match (product.quantised, self.precision.get(product.role)) {
+                (false, _) => Need { f32: true, ..none },
+                (true, Precision::Q8) => Need { q8: true, ..none },
+                (true, Precision::Q16) => Need { q16: true, ..none },
+            })
+        })
+    }
+
+    /// Bytes of the buffers for experts.
+    fn moe_bytes(&self) -> u64 {
+        let Some(moe) = self.spec.moe else { return 0 };
+        let (rows, embd) = (self.chunk, self.spec.embd);
+        let capacity = rows.max(moe.used);
+        let uses = rows.saturating_mul(moe.used);
+        // sum, the shared expert's result, scores and its share
+        let per_row = 2 * embd + moe.experts + 1;
+        let per_slot = 2 * moe.ff + embd;
+        let values = rows.saturating_mul(per_row).saturating_add(capacity.saturating_mul(per_slot));
+        let activations = Activations::bytes_for(capacity, embd, self.need(Role::GateUp))
+            .saturating_add(Activations::bytes_for(capacity, moe.ff, self.need(Role::Down)))
+            .saturating_add(Activations::bytes_for(rows, self.spec.ff, self.need(Role::Down)));
+        // Per use: expert, weight, its place, its token, its row in a batch.
+        let lists = uses.saturating_mul(2 + 4 + 12 + 4 + 4);
+        values.saturating_mul(4).saturating_add(activations).saturating_add(lists) as u64
     }
 
     /// A shape that working memory for all layers can be made for.
@@ -86,7 +141,8 @@ impl ScratchPlan<'_> {
     /// Bytes of all buffers, with one row of logits.
     pub fn bytes(&self) -> u64 {
         let w = self.widths();
-        let values = (2 * w.embd + w.q + w.k + w.v + w.out + 2 * w.ff) as u64;
+        let values = 2 * w.embd + w.q + w.k + w.v + w.out + 2 * w.ff + w.mix + w.z + w.conv + 4 * w.heads;
+        let values = values as u64;
         let rows = self.chunk as u64;
         let activations: u64 = self
             .activations()
@@ -103,6 +159,7 @@ impl ScratchPlan<'_> {
         rows.saturating_mul(4 * values + 4)
             .saturating_add(activations)
             .saturating_add(ropes)
+            .saturating_add(self.moe_bytes())
             .saturating_add(attention)
             .saturating_add(4 * self.spec.vocab as u64)
     }
@@ -127,6 +184,18 @@ pub struct Scratch {
     pub(super) gate: Vec<f32>,
     /// Up: rows x ff.
     pub(super) up: Vec<f32>,
+    /// Inputs of recurrent layers, or queries with their gates.
+    pub(super) mix: Vec<f32>,
+    /// Gates of attention or of a delta net: rows x width.
+    pub(super) z: Vec<f32>,
+    /// Convolved inputs of recurrent layers.
+    pub(super) conv: Vec<f32>,
+    /// Both gates of the heads of a delta net, mixed, and each alone: rows x 2 heads, rows x heads.
+    pub(super) gates: Vec<f32>,
+    pub(super) decay: Vec<f32>,
+    pub(super) beta: Vec<f32>,
+    /// For experts.
+    pub(super) moe: Option<MoeScratch>,
     /// What the matrices read.
     pub(super) act: Activations,
     pub(super) attention: AttentionScratch,
@@ -158,6 +227,13 @@ impl Scratch {
             a: Vec::new(),
             gate: Vec::new(),
             up: Vec::new(),
+            mix: Vec::new(),
+            z: Vec::new(),
+            conv: Vec::new(),
+            gates: Vec::new(),
+            decay: Vec::new(),
+            beta: Vec::new(),
+            moe: plan.spec.moe.map(|_| MoeScratch::default()),
             act: Activations::default(),
             attention: AttentionScratch::new(&plan.largest(), plan.threads, plan.spec.context),
             logits: Vec::new(),
@@ -184,7 +260,7 @@ impl Scratch {
         // By powers of two: prompts of slowly growing length must not allocate each time.
         let rows = rows.next_power_of_two().min(self.chunk);
         self.rows = 0;
-        let Widths { embd, q, k, v, out, ff } = self.widths;
+        let Widths { embd, q, k, v, out, ff, mix, z, conv, heads, moe } = self.widths;
         for (buffer, width) in [
             (&mut self.x, embd),
             (&mut self.h, embd),
@@ -194,8 +270,17 @@ impl Scratch {
             (&mut self.a, out),
             (&mut self.gate, ff),
             (&mut self.up, ff),
+            (&mut self.mix, mix),
+            (&mut self.z, z),
+            (&mut self.conv, conv),
+            (&mut self.gates, 2 * heads),
+            (&mut self.decay, heads),
+            (&mut self.beta, heads),
         ] {
             replace(buffer, rows, width)?;
+        }
+        if let Some((scratch, spec)) = self.moe.as_mut().zip(moe) {
+            scratch.fit(rows, embd, &spec)?;
         }
         // Its buffers grow when they are first set; the old ones go first.
         self.act = Activations::default();
@@ -220,6 +305,66 @@ impl Scratch {
             }
             self.logits = zeroed(len, Category::Scratch)?;
         }
+        Ok(())
+    }
+}
+
+/// Buffers for experts. A *use* is one token's use of one expert; a *wave* is some experts, whose uses fit into the buffers.
+#[derive(Debug, Default)]
+pub(super) struct MoeScratch {
+    /// Uses in a wave.
+    pub capacity: usize,
+    /// The router's: rows x experts.
+    pub scores: Vec<f32>,
+    /// Rows x used, by falling score.
+    pub chosen: Vec<u16>,
+    pub weights: Vec<f32>,
+    pub groups: Groups,
+    /// Units of the experts that are used.
+    pub units: Vec<UnitId>,
+    /// Working memory of the choice.
+    pub ranked: Vec<(u32, f32)>,
+    pub biased: Vec<f32>,
+    /// Capacity x ff.
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    /// Capacity x embd.
+    pub y: Vec<f32>,
+    /// Rows x embd.
+    pub sum: Vec<f32>,
+    pub shared_y: Vec<f32>,
+    /// The shared expert's weight for each row.
+    pub shared_share: Vec<f32>,
+    /// Rows of some buffer, in the order in which a batch reads them.
+    pub index: Vec<u32>,
+    pub act_in: Activations,
+    pub act_down: Activations,
+    pub act_shared: Activations,
+}
+
+impl MoeScratch {
+    fn fit(&mut self, rows: usize, embd: usize, spec: &MoeSpec) -> Result<()> {
+        // An expert has at most as many uses as there are tokens; a single token's experts are one wave.
+        let capacity = rows.max(spec.used);
+        let uses = rows.checked_mul(spec.used).ok_or_else(|| Error::internal("uses of experts overflow"))?;
+        *self = MoeScratch::default();
+        self.capacity = capacity;
+        for (buffer, rows, width) in [
+            (&mut self.scores, rows, spec.experts),
+            (&mut self.weights, rows, spec.used),
+            (&mut self.gate, capacity, spec.ff),
+            (&mut self.up, capacity, spec.ff),
+            (&mut self.y, capacity, embd),
+            (&mut self.sum, rows, embd),
+            (&mut self.shared_y, rows, embd),
+            (&mut self.shared_share, rows, 1),
+        ] {
+            replace(buffer, rows, width)?;
+        }
+        self.chosen = zeroed(uses, Category::Scratch)?;
+        self.groups.uses = zeroed(uses, Category::Scratch)?;
+        self.groups.tokens = zeroed(uses, Category::Scratch)?;
+        self.index = zeroed(uses.max(capacity), Category::Scratch)?;
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::pass::Pass;
 use crate::Result;
 use crate::kv::KvGeometry;
 use crate::residency::VectorRef;
-use pannier_kernels::{AttentionShape, RopeStyle, Yarn};
+use pannier_kernels::{AttentionShape, DeltaShape, RopeStyle, Yarn};
 
 /// Sizes, caches and products of a model, from the tensor directory alone.
 #[derive(Clone, Debug)]
@@ -21,12 +21,23 @@ pub struct ModelSpec {
     pub trained_context: usize,
     /// The context it is run with.
     pub context: usize,
-    /// Attention of each layer.
+    /// Attention of each layer that has it, in their order: all, unless some are recurrent.
     pub attention: Vec<AttentionSpec>,
-    /// The widest feed-forward block.
+    /// Recurrent layers, in their order.
+    pub recurrent: Vec<RecurrentSpec>,
+    /// The widest dense feed-forward block, that of shared experts included; 0 if there is none.
     pub ff: usize,
+    /// Experts, if there are any; all layers that have them have the same.
+    pub moe: Option<MoeSpec>,
     /// The rotations that layers use, by index.
     pub ropes: Vec<RopeConfig>,
+}
+
+impl ModelSpec {
+    /// Bytes of the states that recurrent layers keep for each sequence; they do not grow with it.
+    pub fn recurrent_bytes(&self) -> u64 {
+        super::state::bytes(&self.recurrent)
+    }
 }
 
 /// Attention of one layer.
@@ -44,6 +55,85 @@ pub struct AttentionSpec {
     pub soft_cap: Option<f32>,
     /// Index into [`ModelSpec::ropes`]; `None` for layers without positions (NoPE).
     pub rope: Option<usize>,
+    /// Each query comes with a gate, whose sigmoid is a factor on the result.
+    pub gated: bool,
+}
+
+/// A mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeSpec {
+    /// Experts per layer.
+    pub experts: usize,
+    /// Experts that a token uses.
+    pub used: usize,
+    /// Width of an expert.
+    pub ff: usize,
+    /// From the router's logits to weights.
+    pub gating: Gating,
+    /// Weights of the chosen are divided by their sum.
+    pub normalise: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+    /// Between gate, up and down.
+    pub activation: ExpertActivation,
+}
+
+/// What a router's logits mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gating {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each.
+    Sigmoid,
+    /// Softmax over the chosen experts only.
+    SoftmaxOfChosen,
+}
+
+/// The gate of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertActivation {
+    /// `silu(gate) * up`.
+    Silu,
+    /// Clamped, with 1 added to up: gpt-oss.
+    SwigluOai,
+}
+
+/// A layer that remembers the text in a state of fixed size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentSpec {
+    /// Channels of the convolution.
+    pub channels: usize,
+    /// Tokens that the convolution looks at, its own included.
+    pub taps: usize,
+    /// The gated delta rule behind it, if there is one.
+    pub delta: Option<DeltaShape>,
+}
+
+impl RecurrentSpec {
+    /// Values of the convolution's memory.
+    pub fn conv_len(&self) -> usize {
+        (self.taps - 1) * self.channels
+    }
+
+    /// Values of the whole state.
+    pub fn state_len(&self) -> usize {
+        self.conv_len() + self.delta.map_or(0, |shape| shape.state_len())
+    }
+
+    /// Values that a token brings to the state: the channels, and two gates per head.
+    pub fn row_len(&self) -> usize {
+        self.channels + 2 * self.v_heads()
+    }
+
+    /// Heads of values.
+    pub fn v_heads(&self) -> usize {
+        self.delta.map_or(0, |shape| shape.v_heads)
+    }
+
+    /// Width of the layer's result before its last product.
+    pub fn out_width(&self) -> usize {
+        self.delta.map_or(self.channels, |shape| shape.v_width())
+    }
 }
 
 impl AttentionSpec {

@@ -43,7 +43,8 @@ impl DeviceProfile {
             let mut best = f64::INFINITY;
             for _ in 0..3 {
                 let y = out.get_mut(..rows * tokens).unwrap_or_default();
-                let mut jobs = [Job { w: part, x: &activations, precision: Precision::Q8, y, bias: None }];
+                let mut jobs =
+                    [Job { w: part, x: activations.all(), precision: Precision::Q8, y, bias: None }];
                 let start = Instant::now();
                 kernels.matmul(par, &mut jobs);
                 best = best.min(start.elapsed().as_secs_f64());

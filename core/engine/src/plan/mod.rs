@@ -282,7 +282,7 @@ fn least_copies(model: &Blueprint, wish: &ResidencyWish) -> Result<u64> {
     })
 }
 
-/// KV of `tokens`, in whole pages and chunks as the cache allocates them.
+/// KV of `tokens`, in whole pages and chunks as the cache allocates them, and the states of recurrent layers.
 fn kv_bytes(model: &Blueprint, tokens: usize) -> u64 {
     let mut pools: Vec<(u64, u64)> = Vec::new();
     for layer in &model.spec().attention {
@@ -299,7 +299,7 @@ fn kv_bytes(model: &Blueprint, tokens: usize) -> u64 {
             let chunk = ((1 << 20) / page.max(1)).max(1);
             count.next_multiple_of(chunk).saturating_mul(page)
         })
-        .fold(0, u64::saturating_add)
+        .fold(model.spec().recurrent_bytes(), u64::saturating_add)
 }
 
 /// For each layer with experts: how many, and the bytes of all.

@@ -163,6 +163,7 @@ impl Model<Runner> {
             kv: options.kv,
             precision: options.precision,
             kernels: options.kernels,
+            observer: None,
         };
         let runner = Runner::new(loaded, pool, &runner_options, &accountant)?;
         let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();

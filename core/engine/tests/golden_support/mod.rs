@@ -35,7 +35,10 @@ pub const FORMATS: [&str; 15] = [
     "Q8_0",
 ];
 
-pub const DENSE: [&str; 7] = ["gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3", "smollm3"];
+pub const DENSE: [&str; 8] = ["gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3", "qwen35", "smollm3"];
+
+pub const MOE: [&str; 8] =
+    ["gpt-oss", "lfm2moe", "llama", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next"];
 
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden")

@@ -14,7 +14,7 @@ pub(crate) mod strip;
 
 use std::ops::Range;
 
-use crate::act::{Activations, LoBlock, QBlock, place};
+use crate::act::{ActRows, LoBlock, QBlock, place};
 use crate::isa::Kernels;
 use crate::matrix::Matrix;
 use crate::parallel::Parallel;
@@ -34,7 +34,7 @@ pub struct Job<'a> {
     /// Weights.
     pub w: Matrix<'a>,
     /// Token rows; `w.cols()` columns.
-    pub x: &'a Activations,
+    pub x: ActRows<'a>,
     /// Rounding of the activations; float formats ignore it.
     pub precision: Precision,
     /// `x.rows() * w.rows()` results.
@@ -47,7 +47,7 @@ pub struct Job<'a> {
 pub(crate) struct Strip<'a> {
     pub w: Matrix<'a>,
     pub rows: Range<usize>,
-    pub x: &'a Activations,
+    pub x: ActRows<'a>,
     pub precision: Precision,
     bias: Option<&'a [f32]>,
     y: *mut f32,
@@ -56,9 +56,9 @@ pub(crate) struct Strip<'a> {
 impl Strip<'_> {
     /// Blocks of a token (Q8: no lower parts) and the distance from one to the next.
     pub fn token(&self, token: usize) -> (&[QBlock], &[LoBlock], usize) {
-        let q = self.x.quantised(self.precision);
+        let (blocks, lo) = self.x.quantised(self.precision);
         let (at, step) = place(token, self.x.rows(), self.x.blocks());
-        (&q.blocks[at..], q.lo.get(at..).unwrap_or(&[]), step)
+        (&blocks[at..], lo.get(at..).unwrap_or(&[]), step)
     }
 
     /// Writes one result.

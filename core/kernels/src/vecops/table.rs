@@ -29,6 +29,9 @@ macro_rules! vec_ops {
             to_f16: $crate::vecops::half::to_f16 = (x: &[f32], out: &mut [u16]) -> ();
             from_f16: $crate::vecops::half::from_f16 = (x: &[u16], out: &mut [f32]) -> ();
             round_f16: $crate::vecops::half::round_f16 = (x: &mut [f32]) -> ();
+            conv: $crate::recurrent::steps::conv = (out: &mut [f32], taps: &[&[f32]], weight: &[f32]) -> ();
+            delta: $crate::recurrent::steps::delta
+                = (state: &mut [f32], step: &$crate::recurrent::steps::Step<'_>, out: &mut [f32]) -> ();
             rope_heads: $crate::rope::rotate::heads = (x: &mut [f32], head_dim: usize, turn: $crate::rope::Turn<'_>) -> ();
             scores_f16: $crate::attention::stages::scores_f16 = (
                 block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,

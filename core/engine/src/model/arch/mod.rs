@@ -2,10 +2,17 @@
 
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
+mod lfm2;
 mod llama;
+mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen35;
+mod qwen3moe;
+mod qwen3next;
 mod smollm3;
 
 use super::builder::Builder;
@@ -23,8 +30,22 @@ pub struct ArchEntry {
 }
 
 /// All of them.
-pub const ARCHITECTURES: &[ArchEntry] =
-    &[llama::ARCH, qwen2::ARCH, qwen3::ARCH, gemma2::ARCH, gemma3::ARCH, phi3::ARCH, smollm3::ARCH];
+pub const ARCHITECTURES: &[ArchEntry] = &[
+    llama::ARCH,
+    qwen2::ARCH,
+    qwen3::ARCH,
+    gemma2::ARCH,
+    gemma3::ARCH,
+    phi3::ARCH,
+    smollm3::ARCH,
+    qwen2moe::ARCH,
+    qwen3moe::ARCH,
+    gpt_oss::ARCH,
+    olmoe::ARCH,
+    lfm2::ARCH,
+    qwen3next::ARCH,
+    qwen35::ARCH,
+];
 
 /// The architecture with this name.
 pub fn find(name: &str) -> Option<&'static ArchEntry> {

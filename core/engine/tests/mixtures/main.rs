@@ -1,0 +1,6 @@
+//! Experts and recurrent layers on small random models: the same bits however they are run.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod experts;
+mod recurrent;
+mod tiny;
