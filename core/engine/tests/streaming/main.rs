@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod dense;
+mod experts;
 mod faults;
+mod packs;
 mod plans;
 mod tiny;

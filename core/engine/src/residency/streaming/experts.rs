@@ -87,6 +87,8 @@ impl ExpertCache {
     /// Between passes, when nothing is pinned: makes the cache as large as it should be.
     pub fn settle(&mut self) -> Result<()> {
         self.break_promises();
+        // What failed for a pass that has ended is tried anew.
+        self.failed.clear();
         while self.live > self.wanted {
             // A slot that is being filled cannot go now; the next pass tries again.
             let Some(slot) = self.directory.retire_slot() else { break };
@@ -181,9 +183,11 @@ impl ExpertCache {
             let admission = match self.directory.admit(key) {
                 Some(admission) => admission,
                 None if urgent && !self.promised.is_empty() => {
-                    // What somebody waits for goes before what may be needed.
-                    self.break_promises();
-                    self.hinted.clear();
+                    // What somebody waits for goes before what is needed last.
+                    if let Some(last) = self.promised.pop() {
+                        self.directory.unpin(last);
+                        self.hinted.push_back(last);
+                    }
                     continue;
                 }
                 // All slots are in use: a release wakes us.
