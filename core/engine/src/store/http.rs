@@ -19,7 +19,7 @@ const MAX_REDIRECTS: usize = 10;
 /// `secure` refuses every address that is not HTTPS, also those that a redirect names.
 pub(crate) fn client(secure: bool, connect_timeout: Duration) -> Result<reqwest::Client, StoreError> {
     reqwest::Client::builder()
-        .tls_backend_preconfigured(tls_config()?)
+        .tls_backend_preconfigured(tls_client_config()?)
         .https_only(secure)
         .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
         .connect_timeout(connect_timeout)
@@ -30,7 +30,11 @@ pub(crate) fn client(secure: bool, connect_timeout: Duration) -> Result<reqwest:
         .map_err(|e| StoreError::Tls { reason: chain(&e) })
 }
 
-fn tls_config() -> Result<rustls::ClientConfig, StoreError> {
+/// TLS as all clients here speak it.
+///
+/// # Errors
+/// [`StoreError::Tls`] if the CPU cannot.
+pub fn tls_client_config() -> Result<rustls::ClientConfig, StoreError> {
     cpu_can()?;
     let mut roots = rustls::RootCertStore::empty();
     roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());

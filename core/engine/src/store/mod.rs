@@ -19,6 +19,7 @@ pub use catalogue::{CATALOGUE, CatalogueEntry, DEFAULT_MODEL};
 pub use digest::{Sha256Digest, sha256_file};
 pub use download::{DownloadCanceller, DownloadOptions, DownloadRequest, Downloaded, download};
 pub use error::StoreError;
+pub use http::tls_client_config;
 pub use progress::DownloadEvent;
 
 /// Environment variable that overrides the folder of the models.

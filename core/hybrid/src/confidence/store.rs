@@ -1,0 +1,310 @@
+//! Calibrations as files beside models, and the honest default.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::features::{FEATURES, Features};
+use super::logistic::Logistic;
+
+/// Far above what one takes (2 KB).
+const MAX_BYTES: u64 = 64 << 10;
+const VERSION: u32 = 1;
+const N: usize = FEATURES.len();
+
+/// Which model file a calibration belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelIdentity {
+    /// Name of the file, without its folder; it names the quantisation.
+    pub file: String,
+    /// Size of the file in bytes.
+    pub bytes: u64,
+}
+
+impl ModelIdentity {
+    /// Of a file on disk.
+    ///
+    /// # Errors
+    /// The file cannot be looked at.
+    pub fn of(path: &Path) -> std::io::Result<Self> {
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { file, bytes: path.metadata()?.len() })
+    }
+}
+
+/// Where a calibration comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CalibrationOrigin {
+    /// Fitted on answers of this very file.
+    Fitted,
+    /// The built-in one, from other models: it orders answers, but its probabilities are only a guess.
+    Default,
+}
+
+/// Turns features into a probability of being right.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calibration {
+    origin: CalibrationOrigin,
+    logistic: Logistic,
+    model: Option<ModelIdentity>,
+    /// How many answers it was fitted on, and how it did on others.
+    pub report: Option<FitReport>,
+}
+
+/// What a fit found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FitReport {
+    /// Answers fitted on.
+    pub fitted_on: usize,
+    /// Other answers it was judged on.
+    pub judged_on: usize,
+    /// Share of right answers among those.
+    pub accuracy: f64,
+    /// Area under the receiver operating characteristic.
+    pub auroc: f64,
+    /// Expected calibration error, ten bins.
+    pub ece: f64,
+    /// The same area for 1 - normalised entropy.
+    pub entropy_auroc: f64,
+}
+
+/// Why a stored calibration is not used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CalibrationError {
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// Not a calibration of this version.
+    #[error("{} is no usable calibration: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Fitted for another model file.
+    #[error("{} was fitted for {} of {} bytes, not for {} of {} bytes", path.display(), found.file, found.bytes, wanted.file, wanted.bytes)]
+    OtherModel {
+        /// The file.
+        path: PathBuf,
+        /// What it was fitted for.
+        found: ModelIdentity,
+        /// What is loaded.
+        wanted: ModelIdentity,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    version: u32,
+    model: ModelIdentity,
+    features: Vec<String>,
+    mean: Vec<f64>,
+    scale: Vec<f64>,
+    weights: Vec<f64>,
+    bias: f64,
+    report: Option<FitReport>,
+}
+
+/// Where the calibration of a model file lies: beside it, `NAME.confidence.json`.
+#[must_use]
+pub fn calibration_path(model: &Path) -> PathBuf {
+    let mut name = model.file_name().unwrap_or_default().to_os_string();
+    name.push(".confidence.json");
+    model.with_file_name(name)
+}
+
+impl Calibration {
+    /// A fitted one.
+    #[must_use]
+    pub fn fitted(logistic: Logistic, model: ModelIdentity, report: Option<FitReport>) -> Self {
+        Self { origin: CalibrationOrigin::Fitted, logistic, model: Some(model), report }
+    }
+
+    /// Where it comes from.
+    #[must_use]
+    pub fn origin(&self) -> CalibrationOrigin {
+        self.origin
+    }
+
+    /// The probability that an answer with these features is right.
+    #[must_use]
+    pub fn probability(&self, features: &Features) -> f64 {
+        self.logistic.probability(features)
+    }
+
+    /// The calibration beside a model file; the default if there is none.
+    ///
+    /// # Errors
+    /// There is one, but it cannot be used. Whoever goes on with the default then should say so.
+    pub fn beside(model: &Path) -> Result<Self, CalibrationError> {
+        let path = calibration_path(model);
+        if !path.exists() {
+            return Ok(Self::default());
+        }
+        let wanted = ModelIdentity::of(model).map_err(|source| CalibrationError::Io {
+            action: "look at",
+            path: model.to_owned(),
+            source,
+        })?;
+        Self::load(&path, &wanted)
+    }
+
+    /// Reads a calibration for this model file.
+    ///
+    /// # Errors
+    /// [`CalibrationError`].
+    pub fn load(path: &Path, wanted: &ModelIdentity) -> Result<Self, CalibrationError> {
+        let io = |source| CalibrationError::Io { action: "read", path: path.to_owned(), source };
+        let malformed = |reason: String| CalibrationError::Malformed { path: path.to_owned(), reason };
+        let mut text = String::new();
+        let file = std::fs::File::open(path).map_err(io)?;
+        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(io)?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(malformed(format!("more than {MAX_BYTES} bytes")));
+        }
+        let stored: Stored = serde_json::from_str(&text).map_err(|e| malformed(e.to_string()))?;
+        if stored.version != VERSION {
+            return Err(malformed(format!("version {}, expected {VERSION}", stored.version)));
+        }
+        if stored.features != FEATURES {
+            return Err(malformed("fitted on other features: run `pannier fit-confidence` again".into()));
+        }
+        let array = |name: &str, values: &[f64]| -> Result<[f64; N], CalibrationError> {
+            <[f64; N]>::try_from(values)
+                .ok()
+                .filter(|v| v.iter().all(|x| x.is_finite()))
+                .ok_or_else(|| malformed(format!("`{name}` must be {N} finite numbers")))
+        };
+        let scale = array("scale", &stored.scale)?;
+        if scale.iter().any(|s| *s <= 0.0) || !stored.bias.is_finite() {
+            return Err(malformed("`scale` must be above 0, `bias` finite".into()));
+        }
+        if stored.model != *wanted {
+            return Err(CalibrationError::OtherModel {
+                path: path.to_owned(),
+                found: stored.model,
+                wanted: wanted.clone(),
+            });
+        }
+        let logistic = Logistic {
+            mean: array("mean", &stored.mean)?,
+            scale,
+            weights: array("weights", &stored.weights)?,
+            bias: stored.bias,
+        };
+        Ok(Self::fitted(logistic, stored.model, stored.report))
+    }
+
+    /// Writes it; only a fitted one can be written. The file is whole or absent, never half.
+    ///
+    /// # Errors
+    /// [`CalibrationError::Io`].
+    pub fn save(&self, path: &Path) -> Result<(), CalibrationError> {
+        let io = |action, source| CalibrationError::Io { action, path: path.to_owned(), source };
+        let Some(model) = self.model.clone() else {
+            return Err(io("write", std::io::Error::other("the default calibration belongs to no model")));
+        };
+        let l = &self.logistic;
+        let stored = Stored {
+            version: VERSION,
+            model,
+            features: FEATURES.iter().map(|n| (*n).to_owned()).collect(),
+            mean: l.mean.to_vec(),
+            scale: l.scale.to_vec(),
+            weights: l.weights.to_vec(),
+            bias: l.bias,
+            report: self.report,
+        };
+        let text = serde_json::to_string_pretty(&stored).map_err(|e| io("write", e.into()))?;
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        std::fs::write(&part, text + "\n").map_err(|e| io("write", e))?;
+        std::fs::rename(&part, path).map_err(|e| io("rename", e))
+    }
+}
+
+impl Default for Calibration {
+    /// From the answers of three models of 0.1 to 1.5 billion parameters together. Its ranking carries over to other models; its
+    /// probabilities less so, which [`origin`](Self::origin) tells.
+    fn default() -> Self {
+        Self {
+            origin: CalibrationOrigin::Default,
+            logistic: super::pooled::logistic(),
+            model: None,
+            report: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::confidence::{Observed, TokenScore};
+
+    fn sample() -> Calibration {
+        let logistic = Logistic { mean: [0.25; N], scale: [1.5; N], weights: [0.125; N], bias: -0.1 };
+        let model = ModelIdentity { file: "m.gguf".into(), bytes: 7 };
+        Calibration::fitted(logistic, model, None)
+    }
+
+    #[test]
+    fn a_saved_calibration_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("m.gguf");
+        std::fs::write(&model, b"1234567").unwrap();
+        assert_eq!(Calibration::beside(&model).unwrap().origin(), CalibrationOrigin::Default);
+        sample().save(&calibration_path(&model)).unwrap();
+        assert_eq!(Calibration::beside(&model).unwrap(), sample());
+        // Another file under the same name: not its calibration.
+        std::fs::write(&model, b"12345678").unwrap();
+        assert!(matches!(Calibration::beside(&model), Err(CalibrationError::OtherModel { .. })));
+    }
+
+    #[test]
+    fn broken_files_are_named_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.json");
+        let wanted = ModelIdentity { file: "m.gguf".into(), bytes: 7 };
+        sample().save(&path).unwrap();
+        let good = std::fs::read_to_string(&path).unwrap();
+        for (from, to) in [
+            ("\"version\": 1", "\"version\": 2"),
+            ("mean_logprob", "mean_loglog"),
+            ("1.5", "0.0"),
+            ("0.125", "1e999"),
+            ("\"bias\"", "\"extra\": 1, \"bias\""),
+        ] {
+            std::fs::write(&path, good.replacen(from, to, 1)).unwrap();
+            let error = Calibration::load(&path, &wanted).unwrap_err();
+            assert!(matches!(error, CalibrationError::Malformed { .. }), "{from}: {error}");
+        }
+        std::fs::write(&path, vec![b' '; 70_000]).unwrap();
+        assert!(matches!(Calibration::load(&path, &wanted), Err(CalibrationError::Malformed { .. })));
+    }
+
+    #[test]
+    fn the_default_orders_answers_sensibly_and_claims_no_certainty() {
+        let score = |logprob: f32, margin: f32, entropy: f32| {
+            let mut seen = Observed::new();
+            for id in 0..8 {
+                seen.push(TokenScore { id, logprob, margin, entropy });
+            }
+            Calibration::default().probability(&seen.features().unwrap())
+        };
+        let (sure, unsure) = (score(-0.01, 0.98, 0.05), score(-2.5, 0.1, 3.0));
+        assert!(sure > unsure + 0.2, "{sure} {unsure}");
+    }
+}

@@ -1,0 +1,16 @@
+//! Questions with checkable answers of graded difficulty, and how models do on them.
+//!
+//! [`questions`] generates them from a seed: arithmetic, sequences, strings, key-value recall, output of programs, and facts, in five
+//! levels each. [`Question::is_right`] judges an answer, [`answer_all`] asks a model, [`Record`]s keep what it said with the scores
+//! of its tokens, so that features can be tried without asking again.
+
+mod check;
+mod draw;
+mod facts;
+mod programs;
+mod questions;
+mod run;
+
+pub use draw::Draw;
+pub use questions::{Question, Task, questions};
+pub use run::{AnswerOptions, Record, RecordError, answer_all, read_records, write_record};
