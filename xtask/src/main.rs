@@ -1,5 +1,6 @@
 //! `cargo xtask COMMAND`: everything that is done with this repository besides compiling it. One file per command.
 
+mod bindgen;
 mod cage;
 #[path = "../../core/engine/src/store/catalogue.rs"]
 #[allow(dead_code, reason = "the engine's file as it is; not all of it is needed here")]
@@ -28,6 +29,7 @@ cargo xtask COMMAND
   fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
   cage --mem SIZE [--read-bps SIZE] -- COMMAND   run in a memory cgroup, report memory, faults and bytes read
   synth --shape 1.1b|7b|moe-2g|moe-128x8 [--type Q4_K_M] OUT   a random model of a real shape
+  bindgen                the Kotlin side of the bindings, from the library
   models [--all] [NAME…] fetch models into the cache; without names, those that the fast tests need
 ";
 
@@ -50,6 +52,7 @@ fn dispatch() -> Result {
         Some(other) => return Err(other.unexpected().to_string()),
     };
     match command.as_str() {
+        "bindgen" => bindgen::run_command(args),
         "demo" => demo::run(args),
         "fuzz" => fuzz::run(args),
         "test" => test::run(args),

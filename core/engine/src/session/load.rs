@@ -22,6 +22,8 @@ pub struct LoadOptions {
     pub threads: Option<usize>,
     /// The most anonymous memory, in bytes, that weights, KV cache and buffers may take together; `None`: no limit.
     pub budget_bytes: Option<u64>,
+    /// Who counts memory, to share one budget between models; `None`: one of its own, with `budget_bytes`.
+    pub accountant: Option<Accountant>,
     /// The longest sequence; `None`: what the model was trained for. Memory is taken as sequences grow.
     pub context: Option<usize>,
     /// The most prompt tokens per forward pass. More need more buffers and make other sessions wait longer.
@@ -44,6 +46,7 @@ impl Default for LoadOptions {
         Self {
             threads: None,
             budget_bytes: None,
+            accountant: None,
             context: None,
             prefill_chunk: runner.chunk,
             kv: runner.kv,
@@ -130,7 +133,8 @@ impl Model<Runner> {
         progress: &mut dyn FnMut(LoadProgress),
         begun: Duration,
     ) -> Result<Arc<Self>> {
-        let accountant = Accountant::new(options.budget_bytes);
+        let accountant =
+            options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
             Ok(tokenizer) => Ok(Arc::new(tokenizer)),
