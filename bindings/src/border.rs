@@ -10,7 +10,9 @@ use tokio::sync::oneshot;
 use crate::PannierError;
 
 /// Calls into the engine; a panic is an [`PannierError::Internal`].
-pub(crate) fn guarded<T, E: Into<PannierError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, PannierError> {
+pub(crate) fn guarded<T, E: Into<PannierError>>(
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, PannierError> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(Into::into),
         // The payload may hold anything; the panic hook has told developers.

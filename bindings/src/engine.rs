@@ -73,11 +73,15 @@ impl Engine {
     }
 
     /// What loading this model would take under a budget, or under that of the engine. Reads the directory of the file only.
-    pub async fn plan(&self, config: ModelConfig, budget_bytes: Option<u64>) -> Result<PlanReport, PannierError> {
+    pub async fn plan(
+        &self,
+        config: ModelConfig,
+        budget_bytes: Option<u64>,
+    ) -> Result<PlanReport, PannierError> {
         let budget_bytes = budget_bytes.or(self.inner.memory().budget);
         on_thread(move || {
             let options = LoadOptions { budget_bytes, ..config.options() };
-            Ok(lifecycle::estimate(config.path.as_ref(), &options)?.into())
+            Ok(lifecycle::plan_file(config.path.as_ref(), &options)?.into())
         })
         .await
     }

@@ -140,7 +140,11 @@ fn new(kind: ErrorKind, reason: String) -> PannierError {
 
 impl From<&Error> for PannierError {
     fn from(error: &Error) -> Self {
-        new(ErrorKind::from(error), public_message(error))
+        let plan = match error {
+            Error::DoesNotFit { plan } => Some(PlanReport::from((**plan).clone())),
+            _ => None,
+        };
+        new(ErrorKind::from(error), public_message(error)).with_plan(|| plan)
     }
 }
 

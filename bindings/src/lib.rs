@@ -21,10 +21,10 @@ pub use chat::{Chat, ChatConfig, Message, MessageRole};
 pub use engine::{Engine, EngineConfig, MemoryReport, PressureLevel};
 pub use error::PannierError;
 pub use event::{
-    Answer, AnswerSource, FinishReason, GenerationEvent, GenerationNotice, GenerationSettings, Stats, TokenChoice,
-    TokenReport, TokenSink,
+    Answer, AnswerSource, FinishReason, GenerationEvent, GenerationNotice, GenerationSettings, Stats,
+    TokenChoice, TokenReport, TokenSink,
 };
-pub use model::{Model, ModelConfig, ModelDetails, ModelLifeState, LoadSink, StateObserver, StateWatch};
+pub use model::{LoadSink, Model, ModelConfig, ModelDetails, ModelLifeState, StateObserver, StateWatch};
 pub use plan::PlanReport;
 pub use store::{DownloadSink, DownloadUpdate, KnownModel, ModelFile, Store};
 

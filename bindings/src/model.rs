@@ -167,7 +167,7 @@ impl Model {
                 }
             };
             let result = model.load(forced, &mut progress);
-            result.map_err(|e| PannierError::from(e).with_plan(|| model.estimate().ok().map(Into::into)))
+            result.map_err(|e| PannierError::from(e).with_plan(|| model.plan().ok().map(Into::into)))
         })
         .await
     }
@@ -175,7 +175,7 @@ impl Model {
     /// What loading it takes under the engine's budget.
     pub async fn plan(&self) -> Result<PlanReport, PannierError> {
         let model = self.inner.clone();
-        on_thread(move || Ok(model.estimate()?.into())).await
+        on_thread(move || Ok(model.plan()?.into())).await
     }
 
     /// What it is doing.

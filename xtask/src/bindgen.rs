@@ -24,7 +24,10 @@ pub fn run_command(mut args: lexopt::Parser) -> Result {
 
 /// Builds the library for this machine in the dev profile; answers where it is.
 pub fn build_library() -> Result<PathBuf> {
-    run("building the bindings", &mut cargo(["build", "--quiet", "-p", "pannier-ffi", "-p", "pannier-bindgen"]))?;
+    run(
+        "building the bindings",
+        &mut cargo(["build", "--quiet", "-p", "pannier-ffi", "-p", "pannier-bindgen"]),
+    )?;
     let name = format!("{}pannier_ffi{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     Ok(target_dir().join("debug").join(name))
 }

@@ -138,7 +138,8 @@ impl Cage {
         }
         if let Some(bps) = options.read_bps {
             let io = cage.io.as_ref().ok_or("reads cannot be limited: there is no io controller")?;
-            let named = options.command.iter().map(Path::new).chain(options.evict.iter().map(PathBuf::as_path));
+            let named =
+                options.command.iter().map(Path::new).chain(options.evict.iter().map(PathBuf::as_path));
             let file = named.rev().find(|path| path.is_file());
             let file = file.ok_or("--read-bps needs a file in the command or --evict")?;
             let disk = disk_of(file)?;

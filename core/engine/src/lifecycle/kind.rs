@@ -53,7 +53,9 @@ impl From<&Error> for ErrorKind {
     fn from(error: &Error) -> Self {
         match error {
             Error::Gguf(error) => match error.fault() {
-                GgufError::NotFound | GgufError::NotAFile { .. } | GgufError::MissingShard { .. } => Self::NotFound,
+                GgufError::NotFound | GgufError::NotAFile { .. } | GgufError::MissingShard { .. } => {
+                    Self::NotFound
+                }
                 GgufError::Io { .. } => Self::Io,
                 GgufError::BigEndian
                 | GgufError::UnsupportedVersion { .. }
@@ -66,8 +68,11 @@ impl From<&Error> for ErrorKind {
             Error::BadHyperparameter { .. }
             | Error::MissingTensor { .. }
             | Error::TensorShape { .. }
+            | Error::ModelChanged { .. }
             | Error::Tokenizer(_) => Self::InvalidModel,
-            Error::OutOfBudget { .. } | Error::OutOfMemory { .. } => Self::OutOfBudget,
+            Error::OutOfBudget { .. } | Error::OutOfMemory { .. } | Error::DoesNotFit { .. } => {
+                Self::OutOfBudget
+            }
             Error::ContextFull { needed: tokens, limit }
             | Error::Session(SessionError::PromptTooLong { tokens, limit }) => {
                 Self::ContextOverflow { tokens: *tokens, limit: *limit }

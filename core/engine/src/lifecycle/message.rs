@@ -21,6 +21,9 @@ pub fn public_message(error: &Error) -> String {
             format!("the chat template fails for this conversation (line {line})")
         }
         Error::Io { action, source, .. } => format!("cannot {action} a file: {}", io_reason(source)),
+        Error::ModelChanged { what, .. } => {
+            format!("the file has changed while the model was loaded: {what} differs")
+        }
         Error::Session(SessionError::SinkPanicked { .. }) => "the event handler panicked".to_owned(),
         Error::Lifecycle(LifecycleError::Checkpoint { source }) => {
             format!("cannot write a checkpoint: {}", io_reason(source))
@@ -35,7 +38,9 @@ pub fn public_message(error: &Error) -> String {
 #[must_use]
 pub fn public_store_message(error: &StoreError) -> String {
     match error {
-        StoreError::UnknownModel { known, .. } => format!("no known model of that name; known models: {known}"),
+        StoreError::UnknownModel { known, .. } => {
+            format!("no known model of that name; known models: {known}")
+        }
         StoreError::WrongStoredSize { name, expected, actual, .. } => {
             format!("the file of model `{name}` has {actual} bytes instead of {expected}")
         }
@@ -47,7 +52,10 @@ pub fn public_store_message(error: &StoreError) -> String {
         StoreError::BadUrl { reason, .. } => format!("the address cannot be downloaded: {reason}"),
         StoreError::BadDigest { .. } => "a SHA-256 is 64 hexadecimal digits".to_owned(),
         StoreError::Unreachable { done, faults, .. } => {
-            format!("none of {} sources could deliver the model; {done} bytes are kept for the next try", faults.len())
+            format!(
+                "none of {} sources could deliver the model; {done} bytes are kept for the next try",
+                faults.len()
+            )
         }
         other => other.to_string(),
     }

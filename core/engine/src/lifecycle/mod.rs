@@ -22,10 +22,10 @@ mod state;
 
 pub use chat::{ChatRun, ManagedChat};
 pub use error::LifecycleError;
-pub use estimate::{Estimate, estimate};
+pub use estimate::plan_file;
+pub use host::{HostOptions, Loader, MemoryUse, ModelHost, Pressure};
 pub use kind::ErrorKind;
 pub use message::{public_message, public_store_message};
-pub use host::{HostOptions, Loader, MemoryUse, ModelHost, Pressure};
 pub use model::{ManagedModel, ModelSource};
 pub use saved::MAX_SAVED_BYTES;
 pub use state::{ModelState, Watch};

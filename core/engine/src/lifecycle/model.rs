@@ -9,8 +9,9 @@ use super::guard::{Mark, Paused};
 use super::host::HostInner;
 use super::message::public_message;
 use super::state::{ModelState, StateCell, Watch};
-use super::{Estimate, LifecycleError, estimate};
+use super::{LifecycleError, plan_file};
 use crate::model::{Forward, Runner};
+use crate::plan::Plan;
 use crate::session::{ChatOptions, LoadOptions, LoadProgress, Model, ModelInfo, SessionError};
 use crate::store::{
     DownloadCanceller, DownloadEvent, DownloadOptions, DownloadRequest, Downloaded, ModelStore, StoreError,
@@ -217,8 +218,11 @@ impl<F: Forward> ModelInner<F> {
             return Err(LifecycleError::NotDownloaded { model }.into());
         }
         let mark = self.host.guard.begin(path, forced)?;
-        let options =
-            LoadOptions { accountant: Some(self.host.accountant.clone()), ..self.source.options.clone() };
+        let options = LoadOptions {
+            accountant: Some(self.host.accountant.clone()),
+            budget_bytes: self.host.accountant.budget(),
+            ..self.source.options.clone()
+        };
         let mut told = |p: LoadProgress| {
             // `Ready` comes with the model itself.
             if p.fraction < 1.0 {
@@ -228,7 +232,7 @@ impl<F: Forward> ModelInner<F> {
         };
         loop {
             match self.host.call_loader(path, &options, &mut told) {
-                Err(Error::OutOfBudget { .. }) if self.host.make_room(self) => {}
+                Err(Error::OutOfBudget { .. } | Error::DoesNotFit { .. }) if self.host.make_room(self) => {}
                 Err(error) => return Err(error),
                 Ok(model) => return Ok((model, mark.pause())),
             }
@@ -362,10 +366,10 @@ impl<F: Forward + 'static> ManagedModel<F> {
     /// What it will take under the host's budget.
     ///
     /// # Errors
-    /// Those of [`estimate`].
-    pub fn estimate(&self) -> Result<Estimate> {
+    /// Those of [`plan_file`].
+    pub fn plan(&self) -> Result<Plan> {
         let budget_bytes = self.inner.host.accountant.budget();
-        estimate(self.path(), &LoadOptions { budget_bytes, ..self.inner.source.options.clone() })
+        plan_file(self.path(), &LoadOptions { budget_bytes, ..self.inner.source.options.clone() })
     }
 
     /// What there is to tell about the loaded model; `None` while it is not loaded.

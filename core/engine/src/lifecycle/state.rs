@@ -169,8 +169,7 @@ mod tests {
         cell.set(ModelState::Ready);
         drop(watch);
         cell.set(ModelState::Unloaded);
-        let expected =
-            vec![ModelState::Loading { fraction: 0.5 }, ModelState::Ready, ModelState::Generating];
+        let expected = vec![ModelState::Loading { fraction: 0.5 }, ModelState::Ready, ModelState::Generating];
         assert_eq!(*seen.lock().unwrap(), expected);
         assert_eq!(cell.get(), ModelState::Unloaded);
     }

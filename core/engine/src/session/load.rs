@@ -133,8 +133,7 @@ impl Model<Runner> {
         progress: &mut dyn FnMut(LoadProgress),
         begun: Duration,
     ) -> Result<Arc<Self>> {
-        let accountant =
-            options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
+        let accountant = options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
             Ok(tokenizer) => Ok(Arc::new(tokenizer)),

@@ -182,7 +182,8 @@ impl ModelStore {
         let mut sum = 0u64;
         for entry in entries {
             let path = entry.map_err(|e| StoreError::io("list", &self.dir, e))?.path();
-            let bytes = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file).map_or(0, |m| m.len());
+            let bytes =
+                std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file).map_or(0, |m| m.len());
             sum = sum.saturating_add(bytes);
         }
         Ok(sum)

@@ -17,8 +17,8 @@ use pannier::lifecycle::{
 use pannier::memory::Category;
 use pannier::model::Forward;
 use pannier::session::{
-    ChatMessage, ChatOptions, Clock, GenerationEvent, GenerationOptions, LoadOptions, Model, ModelParts, Role,
-    SessionError,
+    ChatMessage, ChatOptions, Clock, GenerationEvent, GenerationOptions, LoadOptions, Model, ModelParts,
+    Role, SessionError,
 };
 use pannier::{Error, Result};
 
@@ -59,7 +59,10 @@ fn world(options: HostOptions, script: impl Fn() -> Fake + Send + Sync + 'static
     let options = HostOptions { clock: Arc::clone(&dial) as Arc<dyn Clock>, ..options };
     let host = ModelHost::with_loader(options, move |_path: &Path, options: &LoadOptions, progress| {
         counter.fetch_add(1, Ordering::SeqCst);
-        progress(pannier::session::LoadProgress { stage: pannier::session::LoadStage::Weights, fraction: 0.5 });
+        progress(pannier::session::LoadProgress {
+            stage: pannier::session::LoadStage::Weights,
+            fraction: 0.5,
+        });
         let accountant = options.accountant.clone().expect("the host's");
         let held = vec![accountant.reserve(Category::Weights, SIZE)?];
         let parts = script().parts();
@@ -143,7 +146,10 @@ fn the_least_recently_used_model_makes_room() {
     b.load(false, &mut |_| {}).unwrap();
     say(&chat, "uses a after b").1.unwrap();
     c.load(false, &mut |_| {}).unwrap();
-    assert_eq!((a.state(), b.state(), c.state()), (ModelState::Ready, ModelState::Unloaded, ModelState::Ready));
+    assert_eq!(
+        (a.state(), b.state(), c.state()),
+        (ModelState::Ready, ModelState::Unloaded, ModelState::Ready)
+    );
     // A smaller budget takes effect at once.
     world.host.set_budget(Some(SIZE));
     assert_eq!((a.state(), c.state()), (ModelState::Unloaded, ModelState::Ready));
@@ -286,13 +292,14 @@ fn a_model_that_killed_the_process_twice_is_loaded_only_by_force() {
     // What two dead processes leave: found by looking during the first generation.
     let mark = Arc::new(Mutex::new(None));
     let chat = model.chat(ChatOptions::default());
-    let result = chat.send(&[ChatMessage::new(Role::User, "x")], GenerationOptions::greedy(2), &mut |event| {
-        if matches!(event, GenerationEvent::Started { .. }) {
-            let entry = std::fs::read_dir(marks.path()).unwrap().next().expect("a mark").unwrap();
-            *mark.lock().unwrap() = Some(entry.path());
-        }
-        ControlFlow::Continue(())
-    });
+    let result =
+        chat.send(&[ChatMessage::new(Role::User, "x")], GenerationOptions::greedy(2), &mut |event| {
+            if matches!(event, GenerationEvent::Started { .. }) {
+                let entry = std::fs::read_dir(marks.path()).unwrap().next().expect("a mark").unwrap();
+                *mark.lock().unwrap() = Some(entry.path());
+            }
+            ControlFlow::Continue(())
+        });
     result.unwrap();
     assert_eq!(count(), 0);
     let mark = mark.lock().unwrap().clone().unwrap();

@@ -51,7 +51,7 @@ internal fun dev.pannier.ffi.PannierException.toPublic(): PannierException = whe
 
 internal fun PlanReport.toPublic(): MemoryPlan = MemoryPlan(
     fits = fits,
-    budgetBytes = budgetBytes?.toLong(),
+    budgetBytes = budgetBytes.toLong(),
     context = context.toLong(),
     maxContext = maxContext.toLong(),
     residentBytes = residentBytes.toLong(),
@@ -59,6 +59,7 @@ internal fun PlanReport.toPublic(): MemoryPlan = MemoryPlan(
     kvBytes = kvBytes.toLong(),
     scratchBytes = scratchBytes.toLong(),
     peakBytes = peakBytes.toLong(),
+    fileBackedBytes = fileBackedBytes.toLong(),
     predictedDecodeTokensPerSecond = predictedDecodeTokS,
     predictedPrefillTokensPerSecond = predictedPrefillTokS,
     boundBy = boundBy,
