@@ -1,6 +1,8 @@
 //! `cargo xtask COMMAND`: everything that is done with this repository besides compiling it. One file per command.
 
+mod android;
 mod bench;
+mod bindgen;
 mod cage;
 #[path = "../../core/engine/src/store/catalogue.rs"]
 #[allow(dead_code, reason = "the engine's file as it is; not all of it is needed here")]
@@ -30,6 +32,8 @@ cargo xtask COMMAND
   bench [--peer] [--busy] [--long] [--load] [MODEL…]   speed of models on this machine, as a dated record; `bench --help`
   cage --mem SIZE [--read-bps SIZE] -- COMMAND   run in a memory cgroup, report memory, faults and bytes read
   synth --shape 1.1b|7b|moe-2g|moe-128x8 [--type Q4_K_M] OUT   a random model of a real shape
+  android [lib|jvm|aar|check|apk]…  the packages for Android and the JVM, tested and checked
+  bindgen                the Kotlin side of the bindings, from the library
   models [--all] [NAME…] fetch models into the cache; without names, those that the fast tests need
 ";
 
@@ -52,6 +56,8 @@ fn dispatch() -> Result {
         Some(other) => return Err(other.unexpected().to_string()),
     };
     match command.as_str() {
+        "android" => android::run_command(args),
+        "bindgen" => bindgen::run_command(args),
         "demo" => demo::run(args),
         "bench" => bench::run(args),
         "fuzz" => fuzz::run(args),

@@ -150,6 +150,10 @@ pub enum Error {
     #[error(transparent)]
     Session(#[from] crate::session::SessionError),
 
+    /// A model is not loaded, or a conversation not restored.
+    #[error(transparent)]
+    Lifecycle(#[from] crate::lifecycle::LifecycleError),
+
     // ---- around it
     /// The operating system refused a file operation.
     #[error("cannot {action} {}: {source}", path.display())]

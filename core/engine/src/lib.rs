@@ -3,11 +3,12 @@
 //! The rooms, and who may use whom: `memory` -> `residency`, `kv` -> `model` -> `session`, with `sampling` free of all.
 //! [`memory`] counts every large allocation, [`residency`] says where the weights live, [`kv`] holds what attention
 //! remembers, [`model`] runs forward passes, [`sampling`] picks tokens, [`session`] is what apps see, and [`store`] finds
-//! and fetches model files.
+//! and fetches model files. [`lifecycle`] stands on top: models that are loaded and unloaded as an app lives.
 
 mod cancel;
 mod error;
 pub mod kv;
+pub mod lifecycle;
 pub mod memory;
 pub mod model;
 pub mod pack;

@@ -26,15 +26,23 @@ const CRATES: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Rooms of the engine, each with the rooms it must not know. `store`, `plan` and `session` stand on top.
+/// Rooms of the engine, each with the rooms it must not know. `store`, `plan` and `session` stand on
+/// top, and `lifecycle` on these.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("memory", &["residency", "kv", "model", "speculate", "session", "sampling", "store", "plan"]),
-    ("residency", &["kv", "model", "speculate", "session", "sampling", "store", "plan"]),
-    ("kv", &["residency", "model", "speculate", "session", "sampling", "store", "plan"]),
-    ("sampling", &["memory", "residency", "kv", "model", "speculate", "session", "store", "plan"]),
-    ("model", &["speculate", "session", "store", "plan"]),
-    ("speculate", &["session", "store", "plan"]),
-    ("store", &["memory", "residency", "kv", "model", "speculate", "session", "sampling"]),
+    (
+        "memory",
+        &["residency", "kv", "model", "speculate", "session", "sampling", "store", "plan", "lifecycle"],
+    ),
+    ("residency", &["kv", "model", "speculate", "session", "sampling", "store", "plan", "lifecycle"]),
+    ("kv", &["residency", "model", "speculate", "session", "sampling", "store", "plan", "lifecycle"]),
+    (
+        "sampling",
+        &["memory", "residency", "kv", "model", "speculate", "session", "store", "plan", "lifecycle"],
+    ),
+    ("model", &["speculate", "session", "store", "plan", "lifecycle"]),
+    ("speculate", &["session", "store", "plan", "lifecycle"]),
+    ("store", &["memory", "residency", "kv", "model", "speculate", "session", "sampling", "lifecycle"]),
+    ("session", &["lifecycle"]),
 ];
 
 pub fn check(name: &str, content: &str, findings: &mut Vec<Finding>) {

@@ -25,6 +25,8 @@ pub struct LoadOptions {
     /// The most memory, in bytes, that weights, KV cache and buffers may take together; `None`: no limit. Weights that do not fit are
     /// streamed from the file; what cannot be run in this budget is refused before a weight is read.
     pub budget_bytes: Option<u64>,
+    /// Who counts memory, to share one budget between models; `None`: one of its own, with `budget_bytes`.
+    pub accountant: Option<Accountant>,
     /// The longest sequence; `None`: what the model was trained for, and with a budget at most what fits. Memory is taken as
     /// sequences grow.
     pub context: Option<usize>,
@@ -51,6 +53,7 @@ impl Default for LoadOptions {
         Self {
             threads: None,
             budget_bytes: None,
+            accountant: None,
             context: None,
             prefill_chunk: runner.chunk,
             stream: StreamOptions::default(),
@@ -138,9 +141,11 @@ impl Model<Runner> {
         progress: &mut dyn FnMut(LoadProgress),
         begun: Duration,
     ) -> Result<Arc<Self>> {
-        let accountant = Accountant::new(options.budget_bytes);
+        let accountant = options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
         let threads = options.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1);
-        let wish = PlanWish { budget: options.budget_bytes, chunk: None, threads };
+        // With a shared accountant the others' share is gone already.
+        let budget = accountant.available();
+        let wish = PlanWish { budget, chunk: None, threads };
         let (blueprint, plan) = plan::prepare(gguf, &ModelOptions { context: options.context }, &wish)?;
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {

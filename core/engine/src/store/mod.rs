@@ -116,6 +116,31 @@ impl ModelStore {
         Ok(DownloadRequest { urls: vec![what.to_owned()], file: file_name(&url), bytes: None, sha256 })
     }
 
+    /// What to download from several addresses that hold the same bytes, best first, into a file of this name. Without a name
+    /// the file is called as in the first address.
+    pub fn request_from(
+        &self,
+        urls: Vec<String>,
+        file: Option<String>,
+        bytes: Option<u64>,
+        sha256: Option<Sha256Digest>,
+    ) -> Result<DownloadRequest, StoreError> {
+        let first = urls.first().map_or("", String::as_str);
+        let url = download::check_url(first, sha256.is_some())?;
+        let file = match file {
+            None => file_name(&url),
+            Some(file) => {
+                let plain = Path::new(&file).file_name().is_some_and(|n| n == file.as_str());
+                if !plain || file.starts_with('.') || !file.to_ascii_lowercase().ends_with(".gguf") {
+                    let reason = "the file's name must be a plain one that ends in .gguf";
+                    return Err(StoreError::BadUrl { url: file.chars().take(200).collect(), reason });
+                }
+                file
+            }
+        };
+        Ok(DownloadRequest { urls, file, bytes, sha256 })
+    }
+
     /// Downloads into this store. See [`download`]. A known model without a public address is an error only if it is
     /// not here already.
     pub async fn pull(
@@ -146,6 +171,39 @@ impl ModelStore {
             .build()
             .map_err(|e| StoreError::io("start a download in", &self.dir, e))?;
         runtime.block_on(self.pull(request, options, cancel, observer))
+    }
+
+    /// Bytes that the folder's files take, unfinished downloads included.
+    pub fn disk_use(&self) -> Result<u64, StoreError> {
+        let entries = match std::fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+            Err(e) => return Err(StoreError::io("list", &self.dir, e)),
+        };
+        let mut sum = 0u64;
+        for entry in entries {
+            let path = entry.map_err(|e| StoreError::io("list", &self.dir, e))?.path();
+            let bytes =
+                std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file).map_or(0, |m| m.len());
+            sum = sum.saturating_add(bytes);
+        }
+        Ok(sum)
+    }
+
+    /// Reads the file of a known model that was pulled, and compares its digest with the catalogue's. `progress` as in
+    /// [`sha256_file`]; `Ok(None)` means it said no.
+    pub fn verify(
+        &self,
+        name: &str,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<bool>, StoreError> {
+        let path = self.locate(name)?;
+        let Some(entry) = catalogue::find(name) else {
+            let known = CATALOGUE.iter().map(|e| e.name).collect::<Vec<_>>().join(", ");
+            return Err(StoreError::UnknownModel { name: name.chars().take(120).collect(), known });
+        };
+        let expected: Sha256Digest = entry.sha256.parse()?;
+        Ok(sha256_file(&path, progress)?.map(|digest| digest == expected))
     }
 
     /// The model files in the folder, by name. A folder that does not exist has none.

@@ -1,0 +1,66 @@
+package dev.pannier
+
+/**
+ * What loading a model takes, told before it is loaded. All sizes in bytes.
+ *
+ * @property fits whether it fits the budget.
+ * @property budgetBytes the budget it was made for; more than any machine has: none.
+ * @property context tokens of the context.
+ * @property maxContext the longest context that fits, up to that of the training; 0 if none does.
+ * @property residentBytes weights in memory. Mapped, pinned, or in slots for experts.
+ * @property streamedBytesPerToken read from flash for each token of an answer.
+ * @property kvBytes the KV cache with a full context.
+ * @property scratchBytes buffers of a pass.
+ * @property peakBytes the most anonymous memory: what the budget must hold.
+ * @property fileBackedBytes the most clean pages of files: the system takes them back when it needs them.
+ * @property predictedDecodeTokensPerSecond expected speed of an answer, on a middling phone.
+ * @property predictedPrefillTokensPerSecond expected speed of reading a prompt, on a middling phone.
+ * @property boundBy what bounds the speed: memory bandwidth, flash bandwidth, or compute.
+ * @property notes advice in words.
+ */
+public data class MemoryPlan(
+    public val fits: Boolean,
+    public val budgetBytes: Long,
+    public val context: Long,
+    public val maxContext: Long,
+    public val residentBytes: Long,
+    public val streamedBytesPerToken: Long,
+    public val kvBytes: Long,
+    public val scratchBytes: Long,
+    public val peakBytes: Long,
+    public val fileBackedBytes: Long,
+    public val predictedDecodeTokensPerSecond: Double,
+    public val predictedPrefillTokensPerSecond: Double,
+    public val boundBy: String,
+    public val notes: List<String>,
+)
+
+/**
+ * Memory now, in bytes.
+ *
+ * @property budget the budget; `null`: none.
+ * @property used taken from it now.
+ * @property peak the most that was taken.
+ * @property processAnonymous anonymous memory of the process: what gets an app killed.
+ * @property processResident resident memory of the process, pages of files included.
+ * @property systemAvailable memory that can still be had in the system.
+ * @property systemTotal all memory of the system.
+ */
+public data class MemoryUse(
+    public val budget: Long?,
+    public val used: Long,
+    public val peak: Long,
+    public val processAnonymous: Long?,
+    public val processResident: Long?,
+    public val systemAvailable: Long?,
+    public val systemTotal: Long?,
+)
+
+/** How much the system wants memory back. */
+public enum class MemoryPressure {
+    /** It gets tight. */
+    Moderate,
+
+    /** The app is about to be killed. */
+    Critical,
+}

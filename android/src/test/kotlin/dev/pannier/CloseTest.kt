@@ -1,0 +1,120 @@
+package dev.pannier
+
+import java.io.File
+import java.nio.file.Files
+import kotlin.system.measureNanoTime
+import kotlinx.coroutines.async
+import kotlinx.coroutines.delay
+import kotlinx.coroutines.flow.collect
+import kotlinx.coroutines.flow.toList
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Tag
+import org.junit.jupiter.api.Test
+
+/** Closing at every moment. */
+class CloseTest {
+    private val endless = GenerationOptions(temperature = 1f, topK = 0, seed = 3)
+
+    @Test
+    fun `closing and deleting do not wait for a generation`() = test {
+        // The bound is the promise of the API; the best of five leaves out a busy machine.
+        val times = (1..5).map {
+            val folder = Files.createTempDirectory("pannier").toFile()
+            val copy = File(folder, "SmolLM2-135M-Instruct.Q4_1.gguf")
+            // The same bytes under another name; a copy where the file systems differ.
+            runCatching { Files.createLink(copy.toPath(), smol.toPath()) }.onFailure { smol.copyTo(copy) }
+            Pannier().use { pannier ->
+                val model = pannier.load(copy, ModelOptions(context = 512))
+                val chat = model.chat()
+                val events = mutableListOf<GenerationEvent>()
+                val running = async { chat.send("Tell me a very long story.", endless).collect { events += it } }
+                while (events.none { it is GenerationEvent.Text }) delay(1)
+                val delete = measureNanoTime { assertTrue(ModelStore(folder).delete(copy.name)) }
+                val close = measureNanoTime { model.close() }
+                running.await()
+                assertTrue(checkEvents(events) is GenerationEvent.Cancelled)
+                folder.deleteRecursively()
+                maxOf(delete, close) / 1e6
+            }
+        }
+        println("close and delete during a generation: ${times.map { "%.2f".format(it) }} ms")
+        assertTrue(times.min() < 20, "$times")
+    }
+
+    @Test
+    fun `closing twice and using afterwards`() = test {
+        val pannier = Pannier()
+        val model = pannier.load(smol, ModelOptions(context = 256))
+        val chat = model.chat()
+        chat.ask("Hi", GenerationOptions.greedy(2))
+        chat.close()
+        chat.close()
+        for (call in listOf<suspend () -> Unit>(
+            { chat.ask("Hi") },
+            { chat.send("Hi").toList() },
+            { chat.setHistory(emptyList()) },
+            { chat.tokenCount("Hi") },
+        )) {
+            assertTrue(runCatching { call() }.exceptionOrNull() is PannierException.Closed)
+        }
+        chat.cancel()
+        assertEquals(2, chat.history.size, "the history can still be saved")
+        val other = model.chat()
+        model.close()
+        model.close()
+        assertTrue(runCatching { other.ask("Hi") }.exceptionOrNull() is PannierException.Closed)
+        assertTrue(runCatching { model.load() }.exceptionOrNull() is PannierException.Closed)
+        assertEquals(ModelState.Unloaded, model.state.value)
+        assertEquals(null, model.info)
+        pannier.close()
+        pannier.close()
+    }
+
+    @Test
+    fun `closing the session during a generation ends it once`() = test {
+        val chat = Shared.model.chat()
+        val events = mutableListOf<GenerationEvent>()
+        chat.send("Tell me a very long story.", endless).collect {
+            events += it
+            if (it is GenerationEvent.Text) chat.close()
+        }
+        assertTrue(checkEvents(events) is GenerationEvent.Cancelled)
+    }
+
+    @Test
+    fun `ten cycles of load, generate, close leave nothing behind`() = cycles(warm = 3, measured = 10, slack = 0.06)
+
+    @Test
+    @Tag("long")
+    fun `two hundred cycles of load, generate, close leave nothing behind`() =
+        cycles(warm = 40, measured = 160, slack = 0.02)
+
+    private fun cycles(warm: Int, measured: Int, slack: Double) = test {
+        Shared.pannier.onMemoryPressure(MemoryPressure.Critical)
+        suspend fun cycle() = Pannier().use { pannier ->
+            val model = pannier.load(smol, ModelOptions(context = 256))
+            model.chat().use { it.ask("Name a colour.", GenerationOptions.greedy(4)) }
+            model.close()
+        }
+        suspend fun resident(): Long {
+            // The collector's own heap is not what is measured.
+            System.gc()
+            delay(50)
+            return status("RssAnon")
+        }
+        repeat(warm) { cycle() }
+        val before = resident()
+        repeat(measured) { cycle() }
+        val after = resident()
+        var threads = engineThreads()
+        for (i in 1..100) {
+            if (threads.isEmpty()) break
+            delay(20)
+            threads = engineThreads()
+        }
+        println("cycles: $measured after $warm, anonymous memory $before -> $after KiB, engine threads left: $threads")
+        assertTrue(after <= before * (1 + slack), "$before -> $after KiB")
+        assertTrue(threads.isEmpty(), "$threads")
+    }
+}

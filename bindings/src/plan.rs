@@ -1,0 +1,57 @@
+//! What a model will take.
+
+use pannier::plan::Plan;
+
+/// What loading a model takes, told before it is loaded. All sizes in bytes.
+#[derive(Debug, Clone, PartialEq, uniffi::Record)]
+pub struct PlanReport {
+    /// Whether it fits the budget.
+    pub fits: bool,
+    /// The budget it was made for; more than any machine has: none.
+    pub budget_bytes: u64,
+    /// Tokens of the context.
+    pub context: u64,
+    /// The longest context that fits, up to that of the training; 0 if none does.
+    pub max_context: u64,
+    /// Weights in memory: mapped, pinned, or in slots for experts.
+    pub resident_bytes: u64,
+    /// Read from flash for each token of an answer.
+    pub streamed_bytes_per_token: u64,
+    /// The KV cache with a full context.
+    pub kv_bytes: u64,
+    /// Buffers of a pass.
+    pub scratch_bytes: u64,
+    /// The most anonymous memory: what the budget must hold.
+    pub peak_bytes: u64,
+    /// The most clean pages of files: the system takes them back when it needs them.
+    pub file_backed_bytes: u64,
+    /// Expected tokens per second of an answer, on a middling phone.
+    pub predicted_decode_tok_s: f64,
+    /// Expected tokens per second while reading a prompt, on a middling phone.
+    pub predicted_prefill_tok_s: f64,
+    /// What bounds the speed: memory bandwidth, flash bandwidth, or compute.
+    pub bound_by: String,
+    /// Advice in words.
+    pub notes: Vec<String>,
+}
+
+impl From<Plan> for PlanReport {
+    fn from(p: Plan) -> Self {
+        Self {
+            fits: p.fits,
+            budget_bytes: p.budget,
+            context: p.context as u64,
+            max_context: p.max_context as u64,
+            resident_bytes: p.resident_bytes,
+            streamed_bytes_per_token: p.streamed_bytes_per_token,
+            kv_bytes: p.kv_bytes,
+            scratch_bytes: p.scratch_bytes,
+            peak_bytes: p.peak_bytes,
+            file_backed_bytes: p.file_backed_bytes,
+            predicted_decode_tok_s: p.decode_tok_s,
+            predicted_prefill_tok_s: p.prefill_tok_s,
+            bound_by: p.bound_by.name().into(),
+            notes: p.notes,
+        }
+    }
+}
