@@ -144,7 +144,7 @@ impl Model<Runner> {
         let accountant = options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
         let threads = options.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1);
         // With a shared accountant the others' share is gone already.
-        let budget = accountant.available();
+        let budget = accountant.budget().map(|_| accountant.available());
         let wish = PlanWish { budget, chunk: None, threads };
         let (blueprint, plan) = plan::prepare(gguf, &ModelOptions { context: options.context }, &wish)?;
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
