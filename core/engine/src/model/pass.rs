@@ -175,7 +175,7 @@ impl<'a> Pass<'a> {
             (attention.k.weights(unit, cx.weights)?, rows_mut(&mut s.k, n, spec.k_width())),
             (attention.v.weights(unit, cx.weights)?, rows_mut(&mut s.v, n, spec.v_width())),
         ];
-        product(cx, Role::Qkv, &mut s.act, (rows(&s.h, n, cx.embd), n, cx.embd), outputs);
+        product(cx, Role::Qkv, &mut s.act, (rows_mut(&mut s.h, n, cx.embd), n, cx.embd), outputs);
         Ok(())
     }
 
@@ -213,6 +213,13 @@ impl<'a> Pass<'a> {
             });
         }
         Ok(())
+    }
+
+    /// Scales q, for architectures that scale queries instead of scores.
+    pub fn scale_queries(&mut self, attention: &Attention) {
+        let (n, spec, cx) = (self.n(), attention.spec, &self.cx);
+        let q = rows_mut(&mut self.s.q, n, spec.q_width());
+        for_each_piece(cx.par, q, PIECE, &|_, q| cx.kernels.scale_in_place(q, spec.q_scale));
     }
 
     /// Puts k and v into the cache.
@@ -276,7 +283,7 @@ impl<'a> Pass<'a> {
         let (n, cx, s) = (self.n(), &self.cx, &mut *self.s);
         let width = attention.spec.out_width();
         let outputs = [(attention.out.weights(unit, cx.weights)?, rows_mut(&mut s.h, n, cx.embd))];
-        product(cx, Role::AttentionOutput, &mut s.act, (rows(&s.a, n, width), n, width), outputs);
+        product(cx, Role::AttentionOutput, &mut s.act, (rows_mut(&mut s.a, n, width), n, width), outputs);
         Ok(())
     }
 
@@ -290,7 +297,7 @@ impl<'a> Pass<'a> {
             (ffn.gate.weights(unit, cx.weights)?, rows_mut(&mut s.gate, n, ffn.ff)),
             (ffn.up.weights(unit, cx.weights)?, rows_mut(&mut s.up, n, ffn.ff)),
         ];
-        product(cx, Role::GateUp, &mut s.act, (rows(&s.h, n, cx.embd), n, cx.embd), outputs);
+        product(cx, Role::GateUp, &mut s.act, (rows_mut(&mut s.h, n, cx.embd), n, cx.embd), outputs);
         Ok(())
     }
 
@@ -300,8 +307,16 @@ impl<'a> Pass<'a> {
     }
 
     /// `gate = gelu(gate) * up`, with the tanh approximation.
+    ///
+    /// Its argument and its result are rounded to half precision: the field looks this function up in a table of halves, and models'
+    /// published figures are made with it.
     pub fn gelu_mul(&mut self, ffn: &Ffn) {
-        self.gated(ffn, Kernels::gelu_mul);
+        self.gated(ffn, |kernels, gate, up| {
+            kernels.round_f16_in_place(gate);
+            kernels.gelu_in_place(gate);
+            kernels.round_f16_in_place(gate);
+            kernels.mul_in_place(gate, up);
+        });
     }
 
     fn gated(&mut self, ffn: &Ffn, gated: fn(&Kernels, &mut [f32], &[f32])) {
@@ -319,7 +334,7 @@ impl<'a> Pass<'a> {
     pub fn down(&mut self, unit: &UnitGuard<'_>, ffn: &Ffn) -> Result<()> {
         let (n, ff, cx, s) = (self.n(), ffn.ff, &self.cx, &mut *self.s);
         let outputs = [(ffn.down.weights(unit, cx.weights)?, rows_mut(&mut s.h, n, cx.embd))];
-        product(cx, Role::Down, &mut s.act, (rows(&s.gate, n, ff), n, ff), outputs);
+        product(cx, Role::Down, &mut s.act, (rows_mut(&mut s.gate, n, ff), n, ff), outputs);
         Ok(())
     }
 
@@ -335,7 +350,7 @@ impl<'a> Pass<'a> {
         let vocab = head.weight.rows();
         let logits = &mut s.logits[self.written * vocab..][..n * vocab];
         let outputs = [(head.weight.weights(&unit, cx.weights)?, &mut *logits)];
-        product(cx, Role::Head, &mut s.act, (rows(&s.h, n, embd), n, embd), outputs);
+        product(cx, Role::Head, &mut s.act, (rows_mut(&mut s.h, n, embd), n, embd), outputs);
         if let Some(cap) = head.soft_cap {
             for_each_piece(cx.par, logits, PIECE, &|_, logits| cx.kernels.soft_cap(logits, cap));
         }
@@ -358,12 +373,15 @@ fn product<const N: usize>(
     cx: &Context<'_>,
     role: Role,
     act: &mut Activations,
-    (x, n, cols): (&[f32], usize, usize),
+    (x, n, cols): (&mut [f32], usize, usize),
     outputs: [(Weights<'_>, &mut [f32]); N],
 ) {
     let precision = cx.precision.get(role);
     let need =
         outputs.iter().fold(Need::default(), |need, (w, _)| need.and(Need::of(&[(&w.matrix, precision)])));
+    if outputs.iter().any(|(w, _)| w.halves) {
+        for_each_piece(cx.par, x, PIECE, &|_, x| cx.kernels.round_f16_in_place(x));
+    }
     act.set(cx.kernels, cx.par, x, n, cols, need);
     let act = &*act;
     let mut jobs = outputs.map(|(w, y)| Job { w: w.matrix, x: act, precision, y, bias: w.bias });

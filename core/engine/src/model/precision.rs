@@ -17,7 +17,7 @@ pub enum Role {
     Head,
 }
 
-/// A precision for each role.
+/// A precision for each role, for quantised weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrecisionTable {
     /// For [`Role::Qkv`].
@@ -32,12 +32,15 @@ pub struct PrecisionTable {
     pub head: Precision,
 }
 
+/// Weights of models that stay in a CPU's cache: there the additional integer products of Q16 cost microseconds.
+const SMALL: u64 = 16 << 20;
+
 impl PrecisionTable {
     /// What models run with.
     ///
     /// The inputs of these three are not normed (attention output, gated activations) or act on the logits without a norm in between,
-    /// so their rounding hurts most: Q16 there nearly halves the error of a token's log-probability, and elsewhere it gains
-    /// next to nothing. `examples/golden_table` prints the errors for every choice.
+    /// so their rounding hurts most: Q16 there takes a third off the error of a token's log-probability. `examples/golden_table`
+    /// prints the errors for every choice.
     pub const DEFAULT: PrecisionTable = PrecisionTable {
         qkv: Precision::Q8,
         attention_output: Precision::Q16,
@@ -45,6 +48,11 @@ impl PrecisionTable {
         down: Precision::Q16,
         head: Precision::Q16,
     };
+
+    /// The table for a model whose matrices have so many bytes.
+    pub fn for_weights(bytes: u64) -> PrecisionTable {
+        if bytes <= SMALL { Self::all(Precision::Q16) } else { Self::DEFAULT }
+    }
 
     /// The same for all.
     pub const fn all(precision: Precision) -> PrecisionTable {
@@ -66,11 +74,5 @@ impl PrecisionTable {
             Role::Down => self.down,
             Role::Head => self.head,
         }
-    }
-}
-
-impl Default for PrecisionTable {
-    fn default() -> Self {
-        Self::DEFAULT
     }
 }

@@ -21,20 +21,15 @@ pub struct RunnerOptions {
     pub chunk: usize,
     /// The KV cache.
     pub kv: KvOptions,
-    /// How activations are rounded.
-    pub precision: PrecisionTable,
+    /// How activations are rounded; [`PrecisionTable::for_weights`] if absent.
+    pub precision: Option<PrecisionTable>,
     /// The kernels; the fastest of the machine if absent.
     pub kernels: Option<&'static Kernels>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        RunnerOptions {
-            chunk: 512,
-            kv: KvOptions::default(),
-            precision: PrecisionTable::DEFAULT,
-            kernels: None,
-        }
+        RunnerOptions { chunk: 512, kv: KvOptions::default(), precision: None, kernels: None }
     }
 }
 
@@ -77,10 +72,13 @@ impl Runner {
         let spec = model.spec();
         // More rows than the context has would only be memory.
         let chunk = options.chunk.clamp(1, spec.context.max(1));
+        let precision = options
+            .precision
+            .unwrap_or_else(|| PrecisionTable::for_weights(model.weights().layout().bytes()));
         let plan = ScratchPlan {
             spec,
             products: model.products(),
-            precision: &options.precision,
+            precision: &precision,
             chunk,
             threads: par.threads(),
         };
@@ -91,7 +89,7 @@ impl Runner {
             spec.ropes.iter().map(|rope| rope.table(model.weights(), chunk)).collect::<Result<Vec<_>>>()?;
         Ok(Runner {
             kernels: options.kernels.unwrap_or_else(Kernels::detect),
-            precision: options.precision,
+            precision,
             accountant: accountant.clone(),
             kv,
             scratch,

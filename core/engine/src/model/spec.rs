@@ -38,6 +38,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Factor on the scores.
     pub scale: f32,
+    /// Factor on the queries: where an architecture is defined so, it makes a difference to their rounding.
+    pub q_scale: f32,
     /// Scores become `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
     /// Index into [`ModelSpec::ropes`]; `None` for layers without positions (NoPE).
@@ -45,6 +47,11 @@ pub struct AttentionSpec {
 }
 
 impl AttentionSpec {
+    /// The same, with the queries scaled instead of the scores.
+    pub fn with_scaled_queries(self) -> AttentionSpec {
+        AttentionSpec { scale: self.q_scale, q_scale: self.scale, ..self }
+    }
+
     /// What the layer keeps of each token.
     pub fn kv(&self) -> KvGeometry {
         let AttentionShape { kv_heads, k_dim, v_dim, .. } = self.shape;

@@ -139,6 +139,11 @@ impl Layout {
         &self.units
     }
 
+    /// Bytes of the matrices of all units.
+    pub fn bytes(&self) -> u64 {
+        self.units.iter().map(Unit::bytes).sum()
+    }
+
     /// The small tensors.
     pub fn vectors(&self) -> &[VectorTensor] {
         &self.vectors

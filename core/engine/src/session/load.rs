@@ -28,8 +28,8 @@ pub struct LoadOptions {
     pub prefill_chunk: usize,
     /// The KV cache.
     pub kv: KvOptions,
-    /// How activations are rounded.
-    pub precision: PrecisionTable,
+    /// How activations are rounded; `None`: as is best for the model's size.
+    pub precision: Option<PrecisionTable>,
     /// The kernels; `None`: the fastest of the machine.
     pub kernels: Option<&'static Kernels>,
     /// The time.
@@ -134,7 +134,12 @@ impl Model<Runner> {
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
             Ok(tokenizer) => Ok(Arc::new(tokenizer)),
-            Err(error @ TokenizerError::NoVocabulary { .. }) => Err(error),
+            // Ids are enough to run; whoever brings text gets this error.
+            Err(
+                error @ (TokenizerError::NoVocabulary { .. }
+                | TokenizerError::UnsupportedModel { .. }
+                | TokenizerError::UnknownPreTokenizer { .. }),
+            ) => Err(error),
             Err(error) => return Err(error.into()),
         };
         let mut held = Vec::new();

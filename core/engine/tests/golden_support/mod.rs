@@ -18,8 +18,21 @@ pub const REAL: [(&str, &str); 3] = [
 ];
 
 pub const FORMATS: [&str; 15] = [
-    "BF16", "F16", "IQ4_NL", "IQ4_XS", "MXFP4_MOE", "Q2_K", "Q3_K_M", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_1",
-    "Q5_K_M", "Q6_K", "Q8_0",
+    "BF16",
+    "F16",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4_MOE",
+    "Q2_K",
+    "Q3_K_M",
+    "Q4_0",
+    "Q4_1",
+    "Q4_K_M",
+    "Q5_0",
+    "Q5_1",
+    "Q5_K_M",
+    "Q6_K",
+    "Q8_0",
 ];
 
 pub const DENSE: [&str; 7] = ["gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3", "smollm3"];
@@ -80,12 +93,12 @@ pub fn real(file: &str) -> PathBuf {
 pub struct Setup {
     pub threads: usize,
     pub chunk: usize,
-    pub precision: PrecisionTable,
+    pub precision: Option<PrecisionTable>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Setup { threads: 2, chunk: 512, precision: PrecisionTable::DEFAULT }
+        Setup { threads: 2, chunk: 512, precision: None }
     }
 }
 
@@ -95,8 +108,10 @@ pub fn open(path: &Path) -> Arc<LoadedModel> {
 }
 
 pub fn runner(model: &Arc<LoadedModel>, setup: Setup) -> Runner {
-    let options = RunnerOptions { chunk: setup.chunk, precision: setup.precision, ..RunnerOptions::default() };
-    Runner::new(Arc::clone(model), Arc::new(Pool::new(setup.threads)), &options, &Accountant::new(None)).unwrap()
+    let options =
+        RunnerOptions { chunk: setup.chunk, precision: setup.precision, ..RunnerOptions::default() };
+    Runner::new(Arc::clone(model), Arc::new(Pool::new(setup.threads)), &options, &Accountant::new(None))
+        .unwrap()
 }
 
 pub fn ids(value: &Value) -> Vec<u32> {

@@ -147,6 +147,12 @@ impl Format {
         (cols / self.block).checked_mul(self.bytes)
     }
 
+    /// Whether activations should be rounded to half precision too. The field multiplies F16 weights so; their files are compared,
+    /// and judged, by it.
+    pub fn takes_halves(&self) -> bool {
+        self.id == <f16::F16 as FloatFormat>::ID
+    }
+
     /// Whether weights are small integers with shared scales (else plain floats).
     pub fn is_quantised(&self) -> bool {
         matches!(self.codec, Codec::Quantised(_))

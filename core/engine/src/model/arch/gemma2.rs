@@ -47,6 +47,7 @@ fn build(hyper: &Hyper<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Architecture>
         if dims.layers == LAYERS_27B {
             attention.scale = ((dims.heads as f32) / (dims.embd as f32)).sqrt();
         }
+        let attention = attention.with_scaled_queries();
         hyper
             .window_layers(dims.layers, WINDOW_PERIOD)?
             .into_iter()
@@ -89,6 +90,7 @@ impl Architecture for Gemma2 {
             p.rms_norm(layer.attention_norm, self.eps)?; //       h = norm(x)
             p.qkv(&w, attention)?; //                             q: n x heads x k_dim; k, v: n x kv_heads x dim
             p.rope(attention)?;
+            p.scale_queries(attention);
             p.store_kv(i, attention)?;
             if !p.is_wanted(i, attention) {
                 return Ok(());

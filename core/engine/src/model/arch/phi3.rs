@@ -39,7 +39,7 @@ fn build(hyper: &Hyper<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Architecture>
     if let Some(factors) = b.maybe_vector(factors, rope.n_rot / 2)? {
         rope.factors = Some(factors);
     }
-    let attention = dims.attention(Some(0));
+    let attention = dims.attention(Some(0)).with_scaled_queries();
     let embedding = Embedding::load(b, dims.embd)?;
     let layers = (0..dims.layers)
         .map(|i| {
@@ -69,6 +69,7 @@ impl Architecture for Phi3 {
             p.rms_norm(layer.attention_norm, self.eps)?; //       h = norm(x)
             p.qkv(&w, attention)?; //                             q: n x heads x k_dim; k, v: n x kv_heads x dim
             p.rope(attention)?;
+            p.scale_queries(attention);
             p.store_kv(i, attention)?;
             if !p.is_wanted(i, attention) {
                 return Ok(());
