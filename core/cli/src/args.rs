@@ -44,6 +44,12 @@ pub enum Command {
     Inspect(cmd::inspect::InspectArgs),
     /// Turn text into token ids.
     Tokenize(cmd::tokenize::TokenizeArgs),
+    /// Say before loading what fits, what is streamed, and how fast it will be.
+    Plan(cmd::plan::PlanArgs),
+    /// Rearrange a model for flash: one read per streamed unit.
+    Pack(cmd::pack::PackArgs),
+    /// Try a cache policy on a recorded routing trace.
+    Replay(cmd::replay::ReplayArgs),
     /// Continue a text as it is.
     Run(cmd::run::CompletionArgs),
     /// Show the most likely next tokens at every position of a text.
