@@ -10,6 +10,7 @@ mod error;
 pub mod kv;
 pub mod memory;
 pub mod model;
+pub mod pack;
 pub mod plan;
 pub mod pool;
 pub mod residency;

@@ -94,6 +94,11 @@ impl DeviceProfile {
         Self::phones().find(|phone| phone.name == name)
     }
 
+    /// A device of which nothing is known: plans made with it say what fits, their speeds mean nothing.
+    pub fn unknown() -> DeviceProfile {
+        DeviceProfile { name: "unknown".to_owned(), ..DeviceProfile::custom(8 << 30, GB, 20.0 * GB, 100.0) }
+    }
+
     /// From few numbers; what is not given follows from the others.
     pub fn custom(ram: u64, flash_bps: f64, dram_bps: f64, gflops: f64) -> DeviceProfile {
         DeviceProfile {

@@ -18,11 +18,13 @@ mod measure;
 
 pub use device::DeviceProfile;
 
-use crate::memory::Accountant;
-use crate::model::{Blueprint, PrecisionTable, ScratchPlan};
+use crate::memory::{Accountant, Category, Reservation};
+use crate::model::{Blueprint, ModelOptions, PrecisionTable, ScratchPlan};
 use crate::residency::{ResidencyPlan, ResidencyWish};
 use crate::{Error, Result};
+use pannier_gguf::Gguf;
 use pannier_kernels::PAGE_TOKENS;
+use std::sync::Arc;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -215,7 +217,6 @@ impl Plan {
 
     fn speed(&mut self, model: &Blueprint, device: &DeviceProfile) {
         let residency = &self.residency;
-        let spec = model.spec();
         let used = model.experts_used() as f64;
         let layers_with_experts = experts_per_layer(model);
         // Bytes of experts that a token touches.
@@ -254,7 +255,6 @@ impl Plan {
             * f64::from(u8::from(!residency.mapped));
         let chunk_flash = (residency.streamed_bytes as f64 + misses) / device.flash_bps;
         self.prefill_tok_s = chunk / compute.max(chunk_flash).max(1e-9);
-        let _ = spec;
     }
 
     /// The plan, or the error that carries it.
@@ -265,13 +265,56 @@ impl Plan {
         if self.fits { Ok(self) } else { Err(Error::DoesNotFit { plan: Box::new(self) }) }
     }
 
-    /// Everything the plan takes besides weights is reserved when it is used; this is for what no room of the engine allocates.
+    /// Takes from the budget what the process has besides weights, KV and buffers, as far as nobody else has done so.
     ///
     /// # Errors
     /// [`Error::OutOfBudget`].
-    pub fn reserve_other(&self, accountant: &Accountant) -> Result<crate::memory::Reservation> {
-        accountant.reserve(crate::memory::Category::Other, self.other_bytes)
+    pub fn reserve_rest(&self, accountant: &Accountant) -> Result<Reservation> {
+        let taken = accountant.by_category().into_iter().find(|(category, _)| *category == Category::Other);
+        let taken = taken.map_or(0, |(_, bytes)| bytes);
+        accountant.reserve(Category::Other, self.other_bytes.saturating_sub(taken))
     }
+}
+
+/// Reads a model's directory and plans for it. Without a budget everything is mapped. With one but without a wished context, the
+/// context is the usual one, or what fits.
+///
+/// # Errors
+/// Those of [`Blueprint::read`]; [`Error::DoesNotFit`].
+pub fn prepare(gguf: &Arc<Gguf>, options: &ModelOptions, wish: &PlanWish) -> Result<(Blueprint, Plan)> {
+    let device = DeviceProfile::unknown();
+    let blueprint = Blueprint::read(Arc::clone(gguf), options)?;
+    if wish.budget.is_none() {
+        let wish = PlanWish { budget: Some(u64::MAX / 2), ..*wish };
+        let plan = Plan::new(&blueprint, &device, &wish)?;
+        return Ok((blueprint, plan));
+    }
+    if options.context.is_some() || blueprint.spec().context <= DEFAULT_CONTEXT {
+        let plan = Plan::new(&blueprint, &device, wish)?;
+        if plan.fits || options.context.is_some() || plan.max_context < LEAST_CONTEXT {
+            return Ok((blueprint, plan.check()?));
+        }
+        return with_context(gguf, plan.max_context, &device, wish);
+    }
+    let (blueprint, plan) = planned(gguf, DEFAULT_CONTEXT, &device, wish)?;
+    if plan.fits || plan.max_context < LEAST_CONTEXT {
+        return Ok((blueprint, plan.check()?));
+    }
+    with_context(gguf, plan.max_context, &device, wish)
+}
+
+/// Below this a chat is no chat: refusing is kinder.
+const LEAST_CONTEXT: usize = 512;
+
+fn planned(gguf: &Arc<Gguf>, context: usize, device: &DeviceProfile, wish: &PlanWish) -> Result<(Blueprint, Plan)> {
+    let blueprint = Blueprint::read(Arc::clone(gguf), &ModelOptions { context: Some(context) })?;
+    let plan = Plan::new(&blueprint, device, wish)?;
+    Ok((blueprint, plan))
+}
+
+fn with_context(gguf: &Arc<Gguf>, context: usize, device: &DeviceProfile, wish: &PlanWish) -> Result<(Blueprint, Plan)> {
+    let (blueprint, plan) = planned(gguf, context, device, wish)?;
+    Ok((blueprint, plan.check()?))
 }
 
 fn least_copies(model: &Blueprint, wish: &ResidencyWish) -> Result<u64> {

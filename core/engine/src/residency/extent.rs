@@ -45,8 +45,8 @@ pub(super) struct Extents {
     pub bytes: usize,
 }
 
-/// Reading this much that nobody wants is cheaper than another read.
-const GAP: u64 = 64 << 10;
+/// Reading this much that nobody wants is cheaper than another read; what packs have between tensors is less.
+pub(super) const GAP: u64 = 16 << 10;
 /// Two halves of a read of this size are read at the same time: one lane does not saturate a phone's flash, two do.
 const SPLIT: usize = 4 << 20;
 /// The largest single read: a store that closes waits for one.

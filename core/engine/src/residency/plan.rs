@@ -7,7 +7,7 @@
 //! A pass is a cyclic scan, so what is pinned is as good as what the best policy could keep, and what is streamed is never kept. The
 //! streamed tensors are spread evenly over the pass: then reading keeps pace with computing, and no unit needs a large buffer.
 
-use super::extent::Extents;
+use super::extent::{Extents, GAP};
 use super::layout::{Layout, UnitKind};
 use crate::Result;
 
@@ -80,7 +80,7 @@ impl ResidencyPlan {
     pub fn new(layout: &Layout, wish: &ResidencyWish) -> Result<Result<ResidencyPlan, Shortfall>> {
         let mut all = Inventory::new(layout)?;
         let Some(budget) = wish.budget else {
-            return Ok(Ok(all.finish(ResidencyPlan { mapped: true, ..ResidencyPlan::default() }, true)));
+            return Ok(Ok(all.finish(ResidencyPlan { mapped: true, ..ResidencyPlan::default() }, true)?));
         };
         let dense: u64 = all.tensors.iter().map(|tensor| tensor.bytes).sum();
         let least_slots = (2 * wish.experts_used.max(4)).min(all.experts as usize) as u64;
@@ -88,7 +88,7 @@ impl ResidencyPlan {
         if dense.saturating_add(least_experts) <= budget {
             let slots = (budget - dense).checked_div(all.slot_bytes).unwrap_or(0).min(u64::from(all.experts));
             let plan = ResidencyPlan { slots: slots as u32, ..ResidencyPlan::default() };
-            return Ok(Ok(all.finish(plan, true)));
+            return Ok(Ok(all.finish(plan, true)?));
         }
         let Some(left) = budget.checked_sub(least_experts) else {
             return Ok(Err(Shortfall { needed: least_experts + all.least_dense() }));
@@ -101,7 +101,7 @@ impl ResidencyPlan {
                     slots: least_slots as u32,
                     ..ResidencyPlan::default()
                 };
-                Ok(Ok(all.finish(plan, false)))
+                Ok(Ok(all.finish(plan, false)?))
             }
             None => Ok(Err(Shortfall { needed: least_experts + all.least_dense() })),
         }
@@ -112,7 +112,7 @@ impl ResidencyPlan {
 struct Tensor {
     unit: usize,
     slot: usize,
-    /// With what alignment adds.
+    /// With what alignment and reading over gaps may add.
     bytes: u64,
     is_output: bool,
     pinned: bool,
@@ -141,7 +141,7 @@ impl<'a> Inventory<'a> {
                 }
                 kind => {
                     for (slot, tensor) in info.tensors.iter().enumerate() {
-                        let bytes = Extents::of([tensor])?.bytes as u64;
+                        let bytes = Extents::of([tensor])?.bytes as u64 + GAP;
                         let is_output = kind == UnitKind::Output;
                         all.tensors.push(Tensor { unit, slot, bytes, is_output, pinned: false });
                     }
@@ -233,27 +233,31 @@ impl<'a> Inventory<'a> {
         pinned + taken
     }
 
-    fn finish(&mut self, mut plan: ResidencyPlan, all_pinned: bool) -> ResidencyPlan {
-        plan.places = self
-            .layout
-            .units()
-            .iter()
-            .map(|unit| UnitPlace { pinned: vec![true; unit.tensors.len()] })
-            .collect();
-        for tensor in &mut self.tensors {
-            tensor.pinned |= all_pinned;
-            if let Some(place) =
-                plan.places.get_mut(tensor.unit).and_then(|unit| unit.pinned.get_mut(tensor.slot))
-            {
-                *place = tensor.pinned;
+    fn finish(&mut self, mut plan: ResidencyPlan, all_pinned: bool) -> Result<ResidencyPlan> {
+        let units = self.layout.units();
+        plan.places = units.iter().map(|unit| UnitPlace { pinned: vec![true; unit.tensors.len()] }).collect();
+        for tensor in self.tensors.iter().filter(|tensor| !tensor.pinned && !all_pinned) {
+            if let Some(place) = plan.places.get_mut(tensor.unit).and_then(|unit| unit.pinned.get_mut(tensor.slot)) {
+                *place = false;
             }
-            plan.dense_bytes += tensor.bytes;
-            *(if tensor.pinned { &mut plan.pinned_bytes } else { &mut plan.streamed_bytes }) += tensor.bytes;
         }
+        // Exactly what will be read.
+        for (unit, place) in units.iter().zip(&plan.places) {
+            if matches!(unit.kind, UnitKind::Embedding | UnitKind::Expert { .. }) {
+                continue;
+            }
+            let part = |wanted: bool| {
+                let of = unit.tensors.iter().zip(&place.pinned).filter(move |(_, is)| **is == wanted);
+                Extents::of(of.map(|(tensor, _)| tensor)).map(|extents| extents.bytes as u64)
+            };
+            plan.pinned_bytes += part(true)?;
+            plan.streamed_bytes += part(false)?;
+        }
+        plan.dense_bytes = plan.pinned_bytes + plan.streamed_bytes;
         plan.experts = self.experts;
         plan.expert_bytes = self.expert_bytes;
         plan.slot_bytes = self.slot_bytes;
-        plan
+        Ok(plan)
     }
 }
 

@@ -62,6 +62,9 @@ impl FileSource {
         for file in &mut source.files {
             file.direct = open_direct(&file.path).ok();
             *file.direct_works.get_mut() = file.direct.is_some();
+            // Only rows and vectors are read through the page cache: reading ahead would bring what nobody wants.
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            let _ = rustix::fs::fadvise(&file.buffered, 0, None, rustix::fs::Advice::Random);
         }
         Ok(source)
     }

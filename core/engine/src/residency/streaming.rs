@@ -176,7 +176,6 @@ impl StreamingStore {
         options: &StreamOptions,
         accountant: &Accountant,
     ) -> Result<StreamingStore> {
-        let vectors = Vectors::new(gguf, &layout, accountant)?;
         let held = accountant.reserve(Category::Weights, plan.pinned_bytes)?;
         let buffers = accountant.reserve(Category::Cache, plan.buffers as u64 * plan.buffer_bytes)?;
         let slots = accountant.reserve(Category::Cache, u64::from(plan.slots) * plan.slot_bytes)?;
@@ -184,6 +183,7 @@ impl StreamingStore {
             Some(source) => Arc::clone(source),
             None => Arc::new(FileSource::open(gguf)?),
         };
+        let vectors = Vectors::read(&*source, &layout, accountant)?;
 
         let turns = streamed_units(&plan);
         let mut ring_reads = Vec::with_capacity(turns.len());

@@ -1,6 +1,7 @@
 //! Norms, biases, tables of factors: small, needed in every pass, decoded once.
 
-use super::{Layout, VectorRef};
+use super::source::{WeightSource, read_needed};
+use super::{Layout, VectorRef, VectorTensor};
 use crate::memory::{Accountant, Category, Reservation, zeroed};
 use crate::{Error, Result};
 use pannier_gguf::Gguf;
@@ -16,7 +17,33 @@ pub(super) struct Vectors {
 }
 
 impl Vectors {
+    /// Decodes them from the mapping of the file.
     pub fn new(gguf: &Gguf, layout: &Layout, accountant: &Accountant) -> Result<Vectors> {
+        Self::decode(layout, accountant, |vector, decode| {
+            let bytes = gguf.shard(vector.shard).and_then(|shard| {
+                let start = usize::try_from(vector.offset).ok()?;
+                shard.bytes().get(start..start.checked_add(usize::try_from(vector.bytes).ok()?)?)
+            });
+            decode(bytes.unwrap_or_default())
+        })
+    }
+
+    /// Reads and decodes them. Touching their pages in the mapping would make the system read megabytes around each.
+    pub fn read(source: &dyn WeightSource, layout: &Layout, accountant: &Accountant) -> Result<Vectors> {
+        let mut buffer = Vec::new();
+        Self::decode(layout, accountant, |vector, decode| {
+            let bytes = usize::try_from(vector.bytes).map_err(|_| Error::internal("sizes of vectors overflow"))?;
+            buffer.resize(bytes, 0);
+            read_needed(source, vector.shard, vector.offset, &mut buffer, bytes)?;
+            decode(&buffer)
+        })
+    }
+
+    fn decode(
+        layout: &Layout,
+        accountant: &Accountant,
+        mut fetch: impl FnMut(&VectorTensor, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>,
+    ) -> Result<Vectors> {
         let mut starts = Vec::with_capacity(layout.vectors().len() + 1);
         let mut len = 0usize;
         starts.push(0);
@@ -30,16 +57,13 @@ impl Vectors {
         for vector in layout.vectors() {
             let (out, tail) = rest.split_at_mut(vector.len);
             rest = tail;
-            let bytes = gguf.shard(vector.shard).and_then(|shard| {
-                let start = usize::try_from(vector.offset).ok()?;
-                shard.bytes().get(start..start.checked_add(usize::try_from(vector.bytes).ok()?)?)
-            });
-            match bytes {
-                Some(bytes) if vector.format.row_bytes(vector.len) == Some(bytes.len()) => {
-                    vector.format.decode_row(bytes, out);
+            fetch(vector, &mut |bytes| {
+                if vector.format.row_bytes(vector.len) != Some(bytes.len()) {
+                    return Err(Error::internal(format!("tensor {:?} is outside its file", vector.name)));
                 }
-                _ => return Err(Error::internal(format!("tensor {:?} is outside its file", vector.name))),
-            }
+                vector.format.decode_row(bytes, out);
+                Ok(())
+            })?;
         }
         Ok(Vectors { values, starts, _held: held })
     }

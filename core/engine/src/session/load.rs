@@ -11,7 +11,9 @@ use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
 use super::{Clock, Model, ModelInfo, ModelParts, MonotonicClock};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, SystemMemory};
-use crate::model::{LoadedModel, ModelOptions, PrecisionTable, Runner, RunnerOptions};
+use crate::model::{ModelOptions, PrecisionTable, Runner, RunnerOptions};
+use crate::plan::{self, PlanWish};
+use crate::residency::StreamOptions;
 use crate::pool::{Pool, SystemCpus, default_threads};
 use crate::{Error, Result};
 
@@ -20,12 +22,17 @@ use crate::{Error, Result};
 pub struct LoadOptions {
     /// Threads of the forward passes; `None`: the performance cores.
     pub threads: Option<usize>,
-    /// The most anonymous memory, in bytes, that weights, KV cache and buffers may take together; `None`: no limit.
+    /// The most memory, in bytes, that weights, KV cache and buffers may take together; `None`: no limit. Weights that do not fit are
+    /// streamed from the file; what cannot be run in this budget is refused before a weight is read.
     pub budget_bytes: Option<u64>,
-    /// The longest sequence; `None`: what the model was trained for. Memory is taken as sequences grow.
+    /// The longest sequence; `None`: what the model was trained for, and with a budget at most what fits. Memory is taken as
+    /// sequences grow.
     pub context: Option<usize>,
-    /// The most prompt tokens per forward pass. More need more buffers and make other sessions wait longer.
+    /// The most prompt tokens per forward pass; fewer if the budget is small. More need more buffers and make other sessions
+    /// wait longer.
     pub prefill_chunk: usize,
+    /// How weights that do not fit are streamed.
+    pub stream: StreamOptions,
     /// The KV cache.
     pub kv: KvOptions,
     /// How activations are rounded; `None`: as is best for the model's size.
@@ -46,6 +53,7 @@ impl Default for LoadOptions {
             budget_bytes: None,
             context: None,
             prefill_chunk: runner.chunk,
+            stream: StreamOptions::default(),
             kv: runner.kv,
             precision: runner.precision,
             kernels: None,
@@ -131,6 +139,9 @@ impl Model<Runner> {
         begun: Duration,
     ) -> Result<Arc<Self>> {
         let accountant = Accountant::new(options.budget_bytes);
+        let threads = options.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1);
+        let wish = PlanWish { budget: options.budget_bytes, chunk: None, threads };
+        let (blueprint, plan) = plan::prepare(gguf, &ModelOptions { context: options.context }, &wish)?;
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
             Ok(tokenizer) => Ok(Arc::new(tokenizer)),
@@ -153,13 +164,13 @@ impl Model<Runner> {
             Err(_) => Err(pannier_tokenizer::TemplateError::NoTemplate),
         };
         progress(LoadProgress { stage: LoadStage::Weights, fraction: 0.5 });
-        let model_options = ModelOptions { context: options.context };
-        let loaded = Arc::new(LoadedModel::new(Arc::clone(gguf), &model_options, &accountant)?);
+        held.push(plan.reserve_rest(&accountant)?);
+        let chunk = options.prefill_chunk.min(plan.chunk);
+        let loaded = Arc::new(blueprint.load(plan.residency, &options.stream, &accountant)?);
         progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
-        let threads = options.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1);
         let pool: Arc<dyn Parallel + Send + Sync> = Arc::new(Pool::new(threads));
         let runner_options = RunnerOptions {
-            chunk: options.prefill_chunk,
+            chunk,
             kv: options.kv,
             precision: options.precision,
             kernels: options.kernels,

@@ -3,5 +3,6 @@
 
 mod dense;
 mod faults;
+mod packs;
 mod plans;
 mod tiny;

@@ -181,9 +181,11 @@ impl ExpertCache {
             let admission = match self.directory.admit(key) {
                 Some(admission) => admission,
                 None if urgent && !self.promised.is_empty() => {
-                    // What somebody waits for goes before what may be needed.
-                    self.break_promises();
-                    self.hinted.clear();
+                    // What somebody waits for goes before what is needed last.
+                    if let Some(last) = self.promised.pop() {
+                        self.directory.unpin(last);
+                        self.hinted.push_back(last);
+                    }
                     continue;
                 }
                 // All slots are in use: a release wakes us.
