@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let mut path = String::new();
-    let (mut budget, mut ctx, mut threads, mut prompt, mut generate) = (None, 512usize, 2usize, 64usize, 32usize);
+    let (mut budget, mut ctx, mut threads, mut prompt, mut generate) =
+        (None, 512usize, 2usize, 64usize, 32usize);
     let (mut mapped, mut sampled) = (false, false);
     let mut stream = StreamOptions::default();
     while let Some(arg) = args.next() {

@@ -22,7 +22,7 @@ pub use cancel::CancelFlag;
 pub use error::{Error, Result};
 pub use sampling::{SamplerOptions, TokenInfo};
 pub use session::{
-    Canceller, ChatMessage, ChatOptions, ChatSession, Completion, FinishReason, GenerationEvent, GenerationHandle,
-    GenerationOptions, GenerationStats, LoadOptions, LoadProgress, LoadStage, Model, ModelInfo, Notice, Prompt, Role,
-    Session, SessionError,
+    Canceller, ChatMessage, ChatOptions, ChatSession, Completion, FinishReason, GenerationEvent,
+    GenerationHandle, GenerationOptions, GenerationStats, LoadOptions, LoadProgress, LoadStage, Model,
+    ModelInfo, Notice, Prompt, Role, Session, SessionError,
 };

@@ -123,7 +123,11 @@ pub fn verify(pack: &Gguf) -> Result<String> {
         hash.update(pack.tensor_data(tensor)?);
     }
     let digest = hash.finalize();
-    if digest.as_slice() == expected.as_slice() { Ok(hex(&digest)) } else { Err(damaged("whose contents were damaged")) }
+    if digest.as_slice() == expected.as_slice() {
+        Ok(hex(&digest))
+    } else {
+        Err(damaged("whose contents were damaged"))
+    }
 }
 
 /// The hash of a whole pack of this source.

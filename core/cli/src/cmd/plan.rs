@@ -92,7 +92,7 @@ struct Report {
 pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
     if args.list {
         let phones: Vec<DeviceProfile> = DeviceProfile::phones().collect();
-        out.object(&phones)?;
+        out.object(&serde_json::json!({ "devices": phones }))?;
         return phones.iter().try_for_each(|phone| out.line(&phone.name));
     }
     let gguf = Arc::new(Gguf::open(input::model_path(&args.model.model)?)?);
@@ -132,15 +132,21 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
 
 fn device(args: &PlanArgs, gguf: &Gguf, threads: usize) -> Result<DeviceProfile> {
     if let Some(name) = &args.device {
-        return DeviceProfile::by_name(name)
-            .ok_or_else(|| CliError::failed(format!("no device {name:?}; `pannier plan --list` names them")));
+        return DeviceProfile::by_name(name).ok_or_else(|| {
+            CliError::failed(format!("no device {name:?}; `pannier plan --list` names them"))
+        });
     }
     let given = [args.ram, args.flash, args.dram, args.gflops];
     if given.iter().flatten().any(|n| !(*n > 0.0 && *n < 1e6)) {
         return Err(CliError::failed("the numbers of a device are positive"));
     }
     if let [Some(ram), Some(flash), Some(dram), Some(gflops)] = given {
-        return Ok(DeviceProfile::custom((ram * (1u64 << 30) as f64) as u64, flash * 1e9, dram * 1e9, gflops));
+        return Ok(DeviceProfile::custom(
+            (ram * (1u64 << 30) as f64) as u64,
+            flash * 1e9,
+            dram * 1e9,
+            gflops,
+        ));
     }
     let mut device = DeviceProfile::measured(&Pool::new(threads), Some(gguf))?;
     if let Some(ram) = args.ram {
@@ -162,11 +168,34 @@ fn page(r: &Report) -> String {
     let mut page = String::new();
     let where_ = if r.mapped { "mapped" } else { "resident" };
     // Writing to a string does not fail.
-    let _ = writeln!(page, "{} on {} with {}", if r.fits { "fits" } else { "does not fit" }, r.device.name, size(r.budget_bytes));
-    let _ = writeln!(page, "weights   {} {where_}, {} streamed per token", size(r.resident_bytes), size(r.streamed_bytes_per_token));
-    let _ = writeln!(page, "context   {} tokens ({} would fit), KV cache {}", r.context, r.max_context, size(r.kv_bytes));
-    let _ = writeln!(page, "buffers   {}, prefill {} tokens at a time", size(r.scratch_bytes), r.prefill_chunk);
-    let _ = writeln!(page, "peak      {} anonymous, {} of clean file pages", size(r.peak_bytes), size(r.file_backed_bytes));
+    let _ = writeln!(
+        page,
+        "{} on {} with {}",
+        if r.fits { "fits" } else { "does not fit" },
+        r.device.name,
+        size(r.budget_bytes)
+    );
+    let _ = writeln!(
+        page,
+        "weights   {} {where_}, {} streamed per token",
+        size(r.resident_bytes),
+        size(r.streamed_bytes_per_token)
+    );
+    let _ = writeln!(
+        page,
+        "context   {} tokens ({} would fit), KV cache {}",
+        r.context,
+        r.max_context,
+        size(r.kv_bytes)
+    );
+    let _ =
+        writeln!(page, "buffers   {}, prefill {} tokens at a time", size(r.scratch_bytes), r.prefill_chunk);
+    let _ = writeln!(
+        page,
+        "peak      {} anonymous, {} of clean file pages",
+        size(r.peak_bytes),
+        size(r.file_backed_bytes)
+    );
     let _ = writeln!(
         page,
         "speed     prefill {:.1} tokens/s, decode {:.2} tokens/s, bound by {}",

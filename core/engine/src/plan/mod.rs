@@ -306,13 +306,23 @@ pub fn prepare(gguf: &Arc<Gguf>, options: &ModelOptions, wish: &PlanWish) -> Res
 /// Below this a chat is no chat: refusing is kinder.
 const LEAST_CONTEXT: usize = 512;
 
-fn planned(gguf: &Arc<Gguf>, context: usize, device: &DeviceProfile, wish: &PlanWish) -> Result<(Blueprint, Plan)> {
+fn planned(
+    gguf: &Arc<Gguf>,
+    context: usize,
+    device: &DeviceProfile,
+    wish: &PlanWish,
+) -> Result<(Blueprint, Plan)> {
     let blueprint = Blueprint::read(Arc::clone(gguf), &ModelOptions { context: Some(context) })?;
     let plan = Plan::new(&blueprint, device, wish)?;
     Ok((blueprint, plan))
 }
 
-fn with_context(gguf: &Arc<Gguf>, context: usize, device: &DeviceProfile, wish: &PlanWish) -> Result<(Blueprint, Plan)> {
+fn with_context(
+    gguf: &Arc<Gguf>,
+    context: usize,
+    device: &DeviceProfile,
+    wish: &PlanWish,
+) -> Result<(Blueprint, Plan)> {
     let (blueprint, plan) = planned(gguf, context, device, wish)?;
     Ok((blueprint, plan.check()?))
 }

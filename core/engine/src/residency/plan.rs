@@ -237,7 +237,9 @@ impl<'a> Inventory<'a> {
         let units = self.layout.units();
         plan.places = units.iter().map(|unit| UnitPlace { pinned: vec![true; unit.tensors.len()] }).collect();
         for tensor in self.tensors.iter().filter(|tensor| !tensor.pinned && !all_pinned) {
-            if let Some(place) = plan.places.get_mut(tensor.unit).and_then(|unit| unit.pinned.get_mut(tensor.slot)) {
+            if let Some(place) =
+                plan.places.get_mut(tensor.unit).and_then(|unit| unit.pinned.get_mut(tensor.slot))
+            {
                 *place = false;
             }
         }

@@ -32,7 +32,8 @@ impl Vectors {
     pub fn read(source: &dyn WeightSource, layout: &Layout, accountant: &Accountant) -> Result<Vectors> {
         let mut buffer = Vec::new();
         Self::decode(layout, accountant, |vector, decode| {
-            let bytes = usize::try_from(vector.bytes).map_err(|_| Error::internal("sizes of vectors overflow"))?;
+            let bytes =
+                usize::try_from(vector.bytes).map_err(|_| Error::internal("sizes of vectors overflow"))?;
             buffer.resize(bytes, 0);
             read_needed(source, vector.shard, vector.offset, &mut buffer, bytes)?;
             decode(&buffer)

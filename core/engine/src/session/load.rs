@@ -13,8 +13,8 @@ use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, SystemMemory};
 use crate::model::{ModelOptions, PrecisionTable, Runner, RunnerOptions};
 use crate::plan::{self, PlanWish};
-use crate::residency::StreamOptions;
 use crate::pool::{Pool, SystemCpus, default_threads};
+use crate::residency::StreamOptions;
 use crate::{Error, Result};
 
 /// How a model is loaded. The defaults suit a phone with room to spare.
@@ -169,12 +169,8 @@ impl Model<Runner> {
         let loaded = Arc::new(blueprint.load(plan.residency, &options.stream, &accountant)?);
         progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
         let pool: Arc<dyn Parallel + Send + Sync> = Arc::new(Pool::new(threads));
-        let runner_options = RunnerOptions {
-            chunk,
-            kv: options.kv,
-            precision: options.precision,
-            kernels: options.kernels,
-        };
+        let runner_options =
+            RunnerOptions { chunk, kv: options.kv, precision: options.precision, kernels: options.kernels };
         let runner = Runner::new(loaded, pool, &runner_options, &accountant)?;
         let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();
         let info = ModelInfo {

@@ -85,7 +85,8 @@ fn loading_tells_its_stages_and_counts_its_memory() {
     assert_eq!(accountant.used(), 0, "everything was given back");
     // A budget that is too small is refused, with numbers.
     let tight = LoadOptions { budget_bytes: Some(1 << 20), ..options };
-    assert!(matches!(Model::load(path(), &tight, &mut |_| {}), Err(Error::OutOfBudget { .. })));
+    let refused = Model::load(path(), &tight, &mut |_| {});
+    assert!(matches!(refused, Err(Error::DoesNotFit { plan }) if !plan.fits && !plan.notes.is_empty()));
 }
 
 #[test]
@@ -111,6 +112,23 @@ fn greedy_continuations_equal_the_golden_ones() {
         let completion = session.generate(prompt, options, &mut quiet).unwrap();
         assert_eq!(completion.ids().collect::<Vec<_>>(), golden, "{prompt}");
     }
+}
+
+#[test]
+fn a_budget_smaller_than_the_model_changes_no_token_and_is_kept() {
+    let options = LoadOptions {
+        threads: Some(1),
+        context: Some(256),
+        budget_bytes: Some(88 << 20),
+        ..LoadOptions::default()
+    };
+    let model = Model::load(path(), &options, &mut |_| {}).unwrap();
+    let accountant = model.accountant().clone();
+    let (prompt, golden) = GREEDY[0];
+    let options = GenerationOptions { ignore_eog: true, ..GenerationOptions::greedy(golden.len().min(24)) };
+    let completion = model.session().generate(prompt, options, &mut quiet).unwrap();
+    assert_eq!(completion.ids().collect::<Vec<_>>(), golden[..golden.len().min(24)]);
+    assert!(accountant.peak() <= 88 << 20 && accountant.peak() > 60 << 20, "{}", accountant.peak());
 }
 
 #[test]

@@ -43,10 +43,12 @@ fn packs_are_reused_resumed_and_rebuilt() {
     assert_eq!(std::fs::read(&out).unwrap(), whole);
 
     // Torn, and damaged in one bit.
-    for change in [(|bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 20_000)) as fn(&mut Vec<u8>), |bytes| {
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-    }] {
+    for change in
+        [(|bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 20_000)) as fn(&mut Vec<u8>), |bytes| {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+        }]
+    {
         let mut bytes = whole.clone();
         change(&mut bytes);
         std::fs::write(&out, bytes).unwrap();
