@@ -8,7 +8,7 @@
 //! streamed tensors are spread evenly over the pass: then reading keeps pace with computing, and no unit needs a large buffer.
 
 use super::extent::{Extents, GAP};
-use super::layout::{Layout, UnitKind};
+use super::layout::{Layout, Unit, UnitKind};
 use crate::Result;
 
 /// What to decide by.
@@ -82,7 +82,7 @@ impl ResidencyPlan {
         let Some(budget) = wish.budget else {
             return Ok(Ok(all.finish(ResidencyPlan { mapped: true, ..ResidencyPlan::default() }, true)?));
         };
-        let dense: u64 = all.tensors.iter().map(|tensor| tensor.bytes).sum();
+        let dense = all.whole()?;
         let least_slots = (2 * wish.experts_used.max(4)).min(all.experts as usize) as u64;
         let least_experts = least_slots * all.slot_bytes;
         if dense.saturating_add(least_experts) <= budget {
@@ -149,6 +149,13 @@ impl<'a> Inventory<'a> {
             }
         }
         Ok(all)
+    }
+
+    /// Bytes of all dense weights, pinned.
+    fn whole(&self) -> Result<u64> {
+        let dense = |unit: &&Unit| !matches!(unit.kind, UnitKind::Embedding | UnitKind::Expert { .. });
+        let units = self.layout.units().iter().filter(dense);
+        units.map(|unit| Extents::of(&unit.tensors).map(|extents| extents.bytes as u64)).sum()
     }
 
     /// The least that dense weights can be streamed with: what is always pinned, and two buffers.

@@ -87,6 +87,8 @@ impl ExpertCache {
     /// Between passes, when nothing is pinned: makes the cache as large as it should be.
     pub fn settle(&mut self) -> Result<()> {
         self.break_promises();
+        // What failed for a pass that has ended is tried anew.
+        self.failed.clear();
         while self.live > self.wanted {
             // A slot that is being filled cannot go now; the next pass tries again.
             let Some(slot) = self.directory.retire_slot() else { break };

@@ -91,6 +91,14 @@ impl Ring {
         Some((index, slab, turn, extents))
     }
 
+    fn forget_failures(&mut self) {
+        for buffer in &mut self.buffers {
+            if let Content::Failed(..) = buffer.content {
+                buffer.content = Content::Empty;
+            }
+        }
+    }
+
     /// The pass went elsewhere than was expected: a step was cancelled, or another began. What was read ahead is useless,
     /// except for buffers of turns that come soon after `turn`.
     fn go_to(&mut self, turn: usize) {
@@ -143,7 +151,11 @@ pub(super) fn take(shared: &Shared, turn: usize) -> Result<Arc<Slab>> {
                 ring.go_to(turn);
                 shared.work.notify_all();
             }
-            None => shared.work.notify_all(),
+            None => {
+                // A read for another turn may have failed after the pass went here; the reader pauses until that is forgotten.
+                ring.forget_failures();
+                shared.work.notify_all();
+            }
         }
         waited.get_or_insert_with(|| Waited::begin(shared));
         state = shared.wait(&shared.arrived, state);
