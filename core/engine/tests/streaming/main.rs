@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod dense;
+mod experts;
 mod faults;
 mod packs;
 mod plans;
