@@ -6,7 +6,7 @@ use super::pass::{Context, Pass, Tokens};
 use super::precision::PrecisionTable;
 use super::scratch::{Scratch, ScratchPlan};
 use crate::kv::{KvCache, KvGeometry, KvOptions, Sequence};
-use crate::memory::Accountant;
+use crate::memory::{Accountant, MemoryPressure};
 use crate::{CancelFlag, Error, Result};
 use pannier_kernels::{Kernels, Parallel, RopeTable};
 use std::any::Any;
@@ -238,6 +238,13 @@ impl Forward for Runner {
 
     fn truncate(&mut self, seq: &mut Sequence, len: usize) -> Result<()> {
         self.kv.truncate(seq, len)
+    }
+
+    fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
+        let weights = self.model.weights();
+        let full =
+            weights.plan().map(|plan| u64::from(plan.slots) * plan.slot_bytes).filter(|&full| full > 0)?;
+        Some(weights.resize_cache(pressure.share(full)))
     }
 
     fn len(seq: &Sequence) -> usize {
