@@ -177,7 +177,16 @@ fn command_line() -> String {
         let joined = parts.join(" ");
         if parts.len() > 1 { format!("'{joined}'") } else { joined }
     };
-    let words: Vec<String> = std::env::args().skip(1).map(word).collect();
+    let mut words = Vec::new();
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        // Remarks are in the record anyway.
+        if arg == "--note" {
+            args.next();
+        } else {
+            words.push(word(arg));
+        }
+    }
     format!("cargo xtask {}", words.join(" "))
 }
 

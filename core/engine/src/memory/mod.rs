@@ -3,9 +3,11 @@
 //! Whatever allocates more than 1 MiB asks the [`Accountant`] first and holds the [`Reservation`] as long as the memory.
 
 mod accountant;
+mod pressure;
 mod probe;
 
 pub use accountant::{Accountant, Category, Reservation};
+pub use pressure::{MemoryPressure, PressureMonitor, PressureOptions};
 pub use probe::{MemoryProbe, MemoryReading, SystemMemory};
 
 use crate::{Error, Result};

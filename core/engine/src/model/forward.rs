@@ -1,5 +1,6 @@
 //! The seam between models and sessions.
 
+use crate::memory::MemoryPressure;
 use crate::{CancelFlag, Result};
 use std::ops::Range;
 
@@ -67,6 +68,13 @@ pub trait Forward: Send {
     /// # Errors
     /// [`crate::Error::CannotTruncate`] when `len` is longer than the sequence, or what an earlier position needs is gone.
     fn truncate(&mut self, seq: &mut Self::Seq, len: usize) -> Result<()>;
+
+    /// Memory is scarce, or no longer: makes what is kept only for speed as large as `pressure` allows, from the next step on. Gives
+    /// the size that it will have in bytes, or `None` if there is nothing of that kind.
+    fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
+        let _ = pressure;
+        None
+    }
 
     /// How many tokens `seq` has.
     fn len(seq: &Self::Seq) -> usize;

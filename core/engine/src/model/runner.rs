@@ -8,7 +8,7 @@ use super::routing::RouteObserver;
 use super::scratch::{Scratch, ScratchPlan};
 use super::state::{ModelSequence, RecurrentState};
 use crate::kv::{KvCache, KvGeometry, KvOptions};
-use crate::memory::Accountant;
+use crate::memory::{Accountant, MemoryPressure};
 use crate::{CancelFlag, Error, Result};
 use pannier_kernels::{Kernels, Parallel, RopeTable};
 use std::any::Any;
@@ -33,13 +33,7 @@ pub struct RunnerOptions {
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        RunnerOptions {
-            chunk: 512,
-            kv: KvOptions::default(),
-            precision: None,
-            kernels: None,
-            observer: None,
-        }
+        RunnerOptions { chunk: 512, kv: KvOptions::default(), precision: None, kernels: None, observer: None }
     }
 }
 
@@ -281,6 +275,13 @@ impl Forward for Runner {
             state.truncate(len);
         }
         Ok(())
+    }
+
+    fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
+        let weights = self.model.weights();
+        let full =
+            weights.plan().map(|plan| u64::from(plan.slots) * plan.slot_bytes).filter(|&full| full > 0)?;
+        Some(weights.resize_cache(pressure.share(full)))
     }
 
     fn len(seq: &ModelSequence) -> usize {

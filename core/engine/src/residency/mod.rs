@@ -87,9 +87,10 @@ pub trait WeightStore: Send + Sync + std::fmt::Debug {
         FlashStats::default()
     }
 
-    /// Asks for an expert cache of this size, from the next pass on.
-    fn resize_cache(&self, bytes: u64) {
+    /// Asks for an expert cache of this size, from the next pass on; the size that it will have.
+    fn resize_cache(&self, bytes: u64) -> u64 {
         let _ = bytes;
+        0
     }
 
     /// Bytes of the expert cache.

@@ -369,8 +369,8 @@ impl WeightStore for StreamingStore {
     }
 
     /// Never smaller than one layer needs, nor larger than planned.
-    fn resize_cache(&self, bytes: u64) {
-        self.shared.lock().experts.resize(bytes);
+    fn resize_cache(&self, bytes: u64) -> u64 {
+        self.shared.lock().experts.resize(bytes)
     }
 
     fn cache_bytes(&self) -> u64 {

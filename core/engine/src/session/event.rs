@@ -1,5 +1,6 @@
 //! What a generation tells while it runs, and what it leaves behind.
 
+use crate::memory::MemoryPressure;
 use std::time::Duration;
 
 use crate::Error;
@@ -63,6 +64,13 @@ pub enum Notice {
     PrefixNotReused {
         /// Tokens that are read again.
         tokens: usize,
+    },
+    /// Memory is scarce, or no longer: the cache of weights changes its size before the next token. Only speed depends on it.
+    MemoryPressure {
+        /// How scarce.
+        level: MemoryPressure,
+        /// The size that the cache will have.
+        cache_bytes: u64,
     },
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     IncompleteCharacter,

@@ -10,7 +10,7 @@ use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
 
 use super::{Clock, Model, ModelInfo, ModelParts, MonotonicClock};
 use crate::kv::KvOptions;
-use crate::memory::{Accountant, Category, MemoryProbe, SystemMemory};
+use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
 use crate::model::{ModelOptions, PrecisionTable, Runner, RunnerOptions};
 use crate::plan::{self, PlanWish};
 use crate::pool::{Pool, SystemCpus, default_threads};
@@ -45,6 +45,8 @@ pub struct LoadOptions {
     pub clock: Arc<dyn Clock>,
     /// The memory of the process.
     pub memory: Arc<dyn MemoryProbe>,
+    /// When to act on scarce memory.
+    pub pressure: PressureOptions,
 }
 
 impl Default for LoadOptions {
@@ -62,6 +64,7 @@ impl Default for LoadOptions {
             kernels: None,
             clock: Arc::new(MonotonicClock::default()),
             memory: Arc::new(SystemMemory),
+            pressure: PressureOptions::default(),
         }
     }
 }
@@ -200,6 +203,7 @@ impl Model<Runner> {
             template,
             clock: Arc::clone(&options.clock),
             memory: Arc::clone(&options.memory),
+            pressure: options.pressure,
             accountant,
             held,
             info,

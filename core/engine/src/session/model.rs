@@ -8,7 +8,10 @@ use pannier_tokenizer::{ChatTemplate, EncodeOptions, TemplateError, Tokenizer, T
 use super::core::SessionCore;
 use super::turnstile::Turnstile;
 use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError};
-use crate::memory::{Accountant, MemoryProbe, MemoryReading, Reservation, SystemMemory};
+use crate::memory::{
+    Accountant, MemoryPressure, MemoryProbe, MemoryReading, PressureMonitor, PressureOptions, Reservation,
+    SystemMemory,
+};
 use crate::model::{Forward, Runner};
 use crate::{Error, Result};
 
@@ -28,6 +31,8 @@ pub struct ModelParts<F> {
     pub memory: Arc<dyn MemoryProbe>,
     /// Who keeps the budget.
     pub accountant: Accountant,
+    /// When to act on scarce memory.
+    pub pressure: PressureOptions,
     /// What the model's parts have taken from it; given back with the model.
     pub held: Vec<Reservation>,
     /// What to tell about it.
@@ -67,6 +72,7 @@ impl<F: Forward> ModelParts<F> {
             clock: Arc::new(MonotonicClock::default()),
             memory: Arc::new(SystemMemory),
             accountant: Accountant::new(None),
+            pressure: PressureOptions::default(),
             held: Vec::new(),
             info: ModelInfo::default(),
         }
@@ -87,6 +93,7 @@ pub struct Model<F: Forward = Runner> {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) memory: Arc<dyn MemoryProbe>,
     pub(super) accountant: Accountant,
+    pub(super) pressure: PressureMonitor,
     info: ModelInfo,
     _held: Vec<Reservation>,
     sessions: Mutex<Vec<Weak<SessionCore<F>>>>,
@@ -106,6 +113,7 @@ impl<F: Forward> Model<F> {
             clock: parts.clock,
             memory: parts.memory,
             accountant: parts.accountant,
+            pressure: PressureMonitor::new(parts.pressure),
             info: parts.info,
             _held: parts.held,
             sessions: Mutex::new(Vec::new()),
@@ -152,6 +160,12 @@ impl<F: Forward> Model<F> {
     /// [`Error::Template`] if there is none, or it can't be compiled.
     pub fn template(&self) -> Result<&Arc<ChatTemplate>> {
         self.template.as_ref().map_err(|e| e.clone().into())
+    }
+
+    /// The system says that memory is scarce (`onTrimMemory`, `didReceiveMemoryWarning`), or no longer. Takes effect within one token
+    /// of the running generation, which tells it with a notice. Any thread; never blocks.
+    pub fn on_memory_pressure(&self, level: MemoryPressure) {
+        self.pressure.tell(level);
     }
 
     /// Who keeps the budget.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pannier::memory::{MemoryProbe, MemoryReading};
+use pannier::memory::{MemoryPressure, MemoryProbe, MemoryReading};
 use pannier::model::{Forward, Outputs};
 use pannier::sampling::{Draws, Lane};
 use pannier::session::{Clock, Completion, FinishReason, GenerationEvent, Model, ModelParts, Notice};
@@ -45,6 +45,8 @@ pub struct Fake {
     pub alive: Alive,
     pub row: Vec<f32>,
     pub steps: usize,
+    /// Bytes of a cache that pressure may shrink.
+    pub cache: Option<u64>,
 }
 
 /// Counts its clones.
@@ -88,6 +90,7 @@ impl Fake {
             alive: Alive(Arc::new(AtomicUsize::new(1))),
             row: Vec::new(),
             steps: 0,
+            cache: None,
         }
     }
 
@@ -181,6 +184,10 @@ impl Forward for Fake {
         }
         seq.tokens.truncate(len);
         Ok(())
+    }
+
+    fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
+        self.cache.map(|full| pressure.share(full))
     }
 
     fn len(seq: &FakeSeq) -> usize {

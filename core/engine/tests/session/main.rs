@@ -5,6 +5,7 @@ mod cancel;
 mod chat;
 mod fake;
 mod limits;
+mod pressure;
 mod real;
 mod sharing;
 mod text;

@@ -79,9 +79,10 @@ impl ExpertCache {
         u64::from(self.live) * self.slot_bytes
     }
 
-    pub fn resize(&mut self, bytes: u64) {
+    pub fn resize(&mut self, bytes: u64) -> u64 {
         let slots = bytes.checked_div(self.slot_bytes).unwrap_or(0);
         self.wanted = u32::try_from(slots).unwrap_or(u32::MAX).clamp(self.least.min(self.most), self.most);
+        u64::from(self.wanted) * self.slot_bytes
     }
 
     /// Between passes, when nothing is pinned: makes the cache as large as it should be.
