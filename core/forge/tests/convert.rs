@@ -546,14 +546,14 @@ fn linear_attention_heads_are_tiled() {
     let (qkv, from) = (values(&model, "blk.1.attn_qkv.weight"), 2 * keys * key_dim);
     assert_eq!(qkv[..from * WIDTH], source("linear_attn.in_proj_qkv.weight")[..from * WIDTH]);
     let out = values(&model, "blk.1.ssm_out.weight");
-    for head in 0..heads {
-        let (ours, theirs) = ((from + head * dim) * WIDTH, (from + order[head] * dim) * WIDTH);
+    for (head, &source_head) in order.iter().enumerate().take(heads) {
+        let (ours, theirs) = ((from + head * dim) * WIDTH, (from + source_head * dim) * WIDTH);
         assert_eq!(
             qkv[ours..][..dim * WIDTH],
             source("linear_attn.in_proj_qkv.weight")[theirs..][..dim * WIDTH]
         );
         for row in 0..WIDTH {
-            let (ours, theirs) = (row * heads * dim + head * dim, row * heads * dim + order[head] * dim);
+            let (ours, theirs) = (row * heads * dim + head * dim, row * heads * dim + source_head * dim);
             assert_eq!(out[ours..][..dim], source("linear_attn.out_proj.weight")[theirs..][..dim]);
         }
     }
