@@ -97,7 +97,7 @@ fn greeter() -> Fake {
     let marker = fake::bytes("assistant\n");
     Fake::new(move |seq| {
         let begin = seq.windows(marker.len()).rposition(|w| w == marker).map_or(0, |at| at + marker.len());
-        ANSWER.bytes().nth(seq.len() - begin).map_or(END, u32::from)
+        ANSWER.as_bytes().get(seq.len() - begin).map_or(END, |byte| u32::from(*byte))
     })
 }
 
