@@ -458,9 +458,6 @@ fn product_of(
     }
     let need =
         outputs.iter().fold(Need::default(), |need, (w, _)| need.and(Need::of(&[(&w.matrix, precision)])));
-    if outputs.iter().any(|(w, _)| w.halves) {
-        for_each_piece(cx.par, x, PIECE, &|_, x| cx.kernels.round_f16_in_place(x));
-    }
     act.set(cx.kernels, cx.par, x, n, cols, need);
     let x = act.all();
     let mut jobs: Vec<Job<'_>> =
