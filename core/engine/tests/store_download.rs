@@ -349,7 +349,7 @@ fn redirects_are_followed_but_not_for_ever() {
     }));
     let dir = tempfile::tempdir().unwrap();
     let endless = format!("{}/loop", server.address);
-    let (out, _) = pull(dir.path(), &request(&[endless.clone()], Some(&body)));
+    let (out, _) = pull(dir.path(), &request(std::slice::from_ref(&endless), Some(&body)));
     assert!(matches!(out, Err(StoreError::Unreachable { .. })), "{out:?}");
     assert_absent(dir.path());
     pull(dir.path(), &request(&[endless, server.url()], Some(&body))).0.unwrap();

@@ -228,7 +228,7 @@ fn statistics(input: &Gguf, uneven: impl Fn(usize) -> f32) -> Imatrix {
 fn an_importance_matrix_moves_the_error_to_where_it_matters_less() {
     let f = fixture(256);
     let input = Gguf::open(&f.input).unwrap();
-    let uneven = |column: usize| if column % 7 == 0 { 3.0 } else { 0.1 };
+    let uneven = |column: usize| if column.is_multiple_of(7) { 3.0 } else { 0.1 };
     let imatrix = statistics(&input, uneven);
     let weighted = |model: &Gguf| -> f64 {
         (0..LAYERS)

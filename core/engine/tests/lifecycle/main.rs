@@ -1,5 +1,7 @@
 //! Models over the life of an app: scripted models under a host, and one test with a real file.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
 #[path = "../session/fake.rs"]
 #[allow(dead_code, reason = "shared with the tests of sessions")]
 mod fake;

@@ -1,4 +1,6 @@
 //! Weights that do not fit into the budget: same bits, kept promises, typed failures.
+
+#![allow(clippy::needless_range_loop, reason = "layers are counted")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod dense;
