@@ -237,7 +237,7 @@ impl Calibration {
 }
 
 impl Default for Calibration {
-    /// From the answers of three models of 0.1 to 1.5 billion parameters together. Its ranking carries over to other models; its
+    /// Weights chosen by judgement, not fitted yet: use `fit-confidence` for figures to rely on. Its ranking carries over to other models; its
     /// probabilities less so, which [`origin`](Self::origin) tells.
     fn default() -> Self {
         Self {
