@@ -1,4 +1,4 @@
-//! The weights of the default calibration. Written by `cargo run -p pannier-hybrid --example evaluate`.
+//! The weights of the default calibration: chosen by judgement, not fitted to answers yet.
 
 use super::features::FEATURES;
 use super::logistic::Logistic;
