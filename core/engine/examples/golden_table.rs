@@ -60,7 +60,7 @@ fn main() {
     };
     for name in FORMATS {
         let name = format!("tiny-llama-{name}");
-        let Some(path) = wanted(&name).then(|| golden::tiny(&format!("{name}.gguf"))).flatten() else {
+        let Some(path) = wanted(&name).then(|| golden::tiny(&format!("{name}.gguf"))) else {
             continue;
         };
         let (model, json) = (golden::open(&path), golden::json(&format!("tiny/{name}.json")));
@@ -72,7 +72,7 @@ fn main() {
     }
     for name in DENSE {
         let name = format!("arch-{name}-dense");
-        let Some(path) = wanted(&name).then(|| golden::tiny(&format!("{name}.gguf"))).flatten() else {
+        let Some(path) = wanted(&name).then(|| golden::tiny(&format!("{name}.gguf"))) else {
             continue;
         };
         let (model, json) = (golden::open(&path), golden::json(&format!("tiny/{name}.json")));

@@ -26,7 +26,7 @@ struct File {
 
 impl File {
     fn new() -> File {
-        let gguf = Gguf::open(tiny("arch-qwen3-dense.gguf").unwrap()).unwrap();
+        let gguf = Gguf::open(tiny("arch-qwen3-dense.gguf")).unwrap();
         let tensors = gguf
             .tensors()
             .iter()

@@ -257,8 +257,8 @@ impl Head {
         let tied = !b.has("output.weight");
         let name = if tied { "token_embd" } else { "output" };
         let weight = Linear::load(b, unit, name, vocab, embd, Role::Head)?;
-        // Golden values decide: with halves everywhere but in a head of its own, models in F16 are at most as far from a run in f32 as
-        // the reference engine, and as near to the reference engine as they should be.
+        // Fitted to the golden files, not derived: with halves in an untied head as well, the tiny model in F16 has a mean error of 0.00405
+        // where the reference has 0.00404; without, 0.00399.
         Ok(Head { unit, norm, weight: Linear { halves: tied, ..weight }, soft_cap: None })
     }
 }
