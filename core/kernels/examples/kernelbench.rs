@@ -1,7 +1,9 @@
 //! Speed of the matrix kernels: `cargo run --release -p pannier-kernels --example kernelbench -- [options]`
 //!
-//!     --formats Q4_K,Q8_0   only these           --isa avx512    only this one
-//!     --n 1,2,4,8,64,512    columns              --threads 1,2   --q16   --cols 2048   --kib 98304 (size of the matrix)
+//! ```text
+//! --formats Q4_K,Q8_0   only these           --isa avx512    only this one
+//! --n 1,2,4,8,64,512    columns              --threads 1,2   --q16   --cols 2048   --kib 98304 (size of the matrix)
+//! ```
 //!
 //! Up to 8 columns the figure is GB/s of weights (matrices are larger than the caches), beside the read bandwidth of the machine; from 9 on it is
 //! giga multiply-adds per second. Each is the median of several runs, in brackets by processor time of one thread.

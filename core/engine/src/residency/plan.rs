@@ -1,8 +1,10 @@
 //! Which weights stay, which are streamed, and through how much memory.
 //!
-//!     everything fits                      -> the mapping of the file, no copies
-//!     all dense weights fit, experts not   -> dense weights pinned, the rest of the budget is slots for experts
-//!     dense weights do not fit             -> pin what fits, stream the same rest in every pass
+//! ```text
+//! everything fits                      -> the mapping of the file, no copies
+//! all dense weights fit, experts not   -> dense weights pinned, the rest of the budget is slots for experts
+//! dense weights do not fit             -> pin what fits, stream the same rest in every pass
+//! ```
 //!
 //! A pass is a cyclic scan, so what is pinned is as good as what the best policy could keep, and what is streamed is never kept. The
 //! streamed tensors are spread evenly over the pass: then reading keeps pace with computing, and no unit needs a large buffer.

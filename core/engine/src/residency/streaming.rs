@@ -1,9 +1,11 @@
 //! Weights larger than the budget: part of them stays, the rest comes from flash while the pass computes.
 //!
-//!     dense     a ring of buffers. The reader thread fills the next empty one with the next streamed part of the cyclic pass; acquire
-//!               takes the buffer of its unit, and letting go empties it. Nothing streamed is ever kept: see `plan.rs`.
-//!     experts   slots of one size. A router's choice is told by `hint`; lanes read what is absent into the slots of the least
-//!               valuable experts while those that are there are being computed.
+//! ```text
+//! dense     a ring of buffers. The reader thread fills the next empty one with the next streamed part of the cyclic pass; acquire
+//!           takes the buffer of its unit, and letting go empties it. Nothing streamed is ever kept: see `plan.rs`.
+//! experts   slots of one size. A router's choice is told by `hint`; lanes read what is absent into the slots of the least
+//!           valuable experts while those that are there are being computed.
+//! ```
 //!
 //! One mutex guards the state of both; it is held for microseconds, never while reading. A buffer that is being read into belongs
 //! to its lane, one that is there is shared by `Arc`: no unsafe code, and a lane can never write what a product reads.

@@ -1,14 +1,18 @@
 //! Recorded routing: which experts a model chose, token by token. Read and written as CSV, in the form that the field's
 //! recorders use, so that traces can be exchanged:
 //!
-//!     # model=… arch=qwen3moe n_layer=48 n_expert=128 n_expert_used=6
-//!     # layer=0 expert_bytes=3059712 dense_bytes=11953152
-//!     turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
-//!     0,0,0,0,0,49,0.221297,0,3059712
+//! ```text
+//! # model=… arch=qwen3moe n_layer=48 n_expert=128 n_expert_used=6
+//! # layer=0 expert_bytes=3059712 dense_bytes=11953152
+//! turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
+//! 0,0,0,0,0,49,0.221297,0,3059712
+//! ```
 //!
 //! Phase 0 is prefill, 1 decode. Ours add, as comments that others skip, what the router thought of all experts that came near:
 //!
-//!     # near layer=0 7:0.031 99:0.029 …
+//! ```text
+//! # near layer=0 7:0.031 99:0.029 …
+//! ```
 
 use std::fmt::Write as _;
 

@@ -1,8 +1,10 @@
 //! The default: how likely is it that the layer's next visit uses this expert?
 //!
-//!     after a visit, for each expert of the layer:
-//!         cell = (visits since its last use, how often it was used lately, how near the router's cut it was)
-//!         score = share of experts which, in the same cell, were used one visit later (measured so far, on all layers)
+//! ```text
+//! after a visit, for each expert of the layer:
+//!     cell = (visits since its last use, how often it was used lately, how near the router's cut it was)
+//!     score = share of experts which, in the same cell, were used one visit later (measured so far, on all layers)
+//! ```
 //!
 //! Which mixture of recency and frequency predicts reuse best differs between models (and between a chat and a long answer),
 //! so it is measured while running instead of fixed: six thousand observations per token fill the table within a few tokens. Until
