@@ -1,6 +1,7 @@
 //! `cargo xtask COMMAND`: everything that is done with this repository besides compiling it. One file per command.
 
 mod android;
+mod arm64;
 mod bench;
 mod bindgen;
 mod cage;
@@ -26,6 +27,8 @@ cargo xtask COMMAND
 
   demo [--model FILE]    fetch the default model and let it answer in this terminal
   test [--full] [-- ARGS]  fetch the test models, run the tests; --full adds the long ones
+  test --arm64 [--full]  kernels and engine on three levels of Arm processors, under qemu; --instructions counts them per token
+  cross                  the cross toolchain that this and the mobile packages need, into the user's cache
   ci                     formatting, lints, tidy, tests: what must pass before a commit
   tidy                   the repository's own rules: layering, unsafe, paths, file lengths
   fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
@@ -58,6 +61,7 @@ fn dispatch() -> Result {
     match command.as_str() {
         "android" => android::run_command(args),
         "bindgen" => bindgen::run_command(args),
+        "cross" => arm64::setup(args),
         "demo" => demo::run(args),
         "bench" => bench::run(args),
         "fuzz" => fuzz::run(args),

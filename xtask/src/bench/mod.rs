@@ -12,7 +12,7 @@
 //! The record is written again after every row, so that a run that is stopped leaves what it has.
 
 mod engines;
-mod machine;
+pub mod machine;
 mod record;
 mod subject;
 
