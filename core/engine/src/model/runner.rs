@@ -23,7 +23,7 @@ pub struct RunnerOptions {
     pub chunk: usize,
     /// The KV cache.
     pub kv: KvOptions,
-    /// How activations are rounded; [`PrecisionTable::for_weights`] if absent.
+    /// How activations are rounded; [`PrecisionTable::DEFAULT`] if absent.
     pub precision: Option<PrecisionTable>,
     /// The kernels; the fastest of the machine if absent.
     pub kernels: Option<&'static Kernels>,
@@ -77,9 +77,7 @@ impl Runner {
         let spec = model.spec();
         // More rows than the context has would only be memory.
         let chunk = options.chunk.clamp(1, spec.context.max(1));
-        let precision = options
-            .precision
-            .unwrap_or_else(|| PrecisionTable::for_weights(model.weights().layout().bytes()));
+        let precision = options.precision.unwrap_or(PrecisionTable::DEFAULT);
         let plan = ScratchPlan {
             spec,
             products: model.products(),

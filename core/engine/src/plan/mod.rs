@@ -127,7 +127,7 @@ impl Plan {
         let spec = model.spec();
         let budget = wish.budget.unwrap_or(device.free);
         let threads = wish.threads.max(1);
-        let precision = PrecisionTable::for_weights(model.layout().bytes());
+        let precision = PrecisionTable::DEFAULT;
         let scratch = |chunk| {
             ScratchPlan { spec, products: model.products(), precision: &precision, chunk, threads }.bytes()
         };
