@@ -219,6 +219,8 @@ fn bench_has_all_figures() {
             "peak_rss_bytes",
             "flash_bytes_per_token",
             "expert_hit_rate",
+            "reads_per_token",
+            "waited_ms_per_token",
             "major_faults_per_token",
             "threads",
             "isa"
@@ -288,4 +290,18 @@ fn ctrl_c_ends_an_answer_cleanly() {
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(text(&output.stderr), "pannier: interrupted\n");
     assert!(text(&output.stdout).len() < 20_000, "it did not run to its end");
+}
+
+#[test]
+fn dense_weights_are_replayed_without_a_trace() {
+    let rate = |policy: &str| {
+        let r = json(["replay", &smollm2(), "--cache-mb", "40", "--policy", policy]);
+        (r["hit_rate"].as_f64().unwrap(), r["flash_bytes_per_token"].as_f64().unwrap())
+    };
+    let ((pinned, read), (lru, all), (random, _)) = (rate("pinned"), rate("lru"), rate("random"));
+    assert!(lru == 0.0 && random < pinned && pinned > 0.3, "{pinned} {random} {lru}");
+    assert!(
+        (read + f64::from(40 << 20) - all).abs() < 3e6,
+        "pinned reads what is not pinned: {read} of {all}"
+    );
 }

@@ -58,6 +58,11 @@ impl Linear {
         self.rows
     }
 
+    /// Whether activations are rounded to half precision before this product. Known from the directory: the weights need not be there.
+    pub(super) fn takes_halves(&self, b: &Builder<'_>) -> Result<bool> {
+        Ok(self.halves && b.format_of(self.weight)?.takes_halves())
+    }
+
     /// The matrix from its unit, and the bias out of all vectors.
     pub(super) fn weights<'g>(
         &self,

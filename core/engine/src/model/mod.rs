@@ -14,10 +14,12 @@ mod hyper;
 mod loaded;
 mod pass;
 mod precision;
+mod recorder;
 mod recurrent;
 mod routing;
 mod runner;
 mod scratch;
+mod shortcuts;
 mod spec;
 mod state;
 
@@ -29,10 +31,12 @@ pub use hyper::{Dims, Hyper, RopeScaling};
 pub use loaded::{Blueprint, LoadedModel, ModelOptions};
 pub use pass::Pass;
 pub use precision::{PrecisionTable, Role};
+pub use recorder::RouteRecorder;
 pub use recurrent::{DeltaNet, ShortConv};
 pub use routing::{Route, RouteObserver};
 pub use runner::{Runner, RunnerOptions};
 pub use scratch::ScratchPlan;
+pub use shortcuts::ExpertShortcuts;
 pub use spec::{
     Architecture, AttentionSpec, ExpertActivation, Gating, ModelSpec, MoeSpec, RecurrentSpec, RopeConfig,
 };

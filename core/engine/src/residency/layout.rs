@@ -157,6 +157,14 @@ impl Layout {
         self.units.get(id.index()).ok_or_else(|| Error::internal(format!("no {id:?}")))
     }
 
+    /// A matrix.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
+        self.unit(tensor.unit)?.tensor(tensor)
+    }
+
     /// Adds a unit at the end of the pass.
     pub fn add_unit(&mut self, kind: UnitKind) -> UnitId {
         self.units.push(Unit { kind, tensors: Vec::new() });

@@ -1,5 +1,6 @@
 use crate::tiny;
 use pannier::Error;
+use pannier::memory::{Accountant, Category};
 use pannier::plan::{DeviceProfile, Plan, PlanWish};
 
 #[test]
@@ -44,6 +45,21 @@ fn a_larger_budget_never_reads_more() {
         }
     }
     assert!(before < u64::MAX);
+}
+
+#[test]
+fn what_another_model_reserved_is_not_taken_for_ones_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = tiny::plan(&tiny::model(folder.path()), 32 << 20);
+    let accountant = Accountant::new(Some(256 << 20));
+    let other = accountant.reserve(Category::Other, 100 << 20).unwrap();
+    let rest = plan.reserve_rest(&accountant, 0).unwrap();
+    assert_eq!(rest.bytes(), plan.other_bytes);
+    drop(rest);
+    // Of its own, a part may be taken already.
+    assert_eq!(plan.reserve_rest(&accountant, 1 << 20).unwrap().bytes(), plan.other_bytes - (1 << 20));
+    assert_eq!(plan.reserve_rest(&accountant, 1 << 40).unwrap().bytes(), 0);
+    assert_eq!(accountant.used(), other.bytes());
 }
 
 #[test]
