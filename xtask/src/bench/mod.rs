@@ -13,6 +13,7 @@
 
 mod engines;
 mod machine;
+pub mod quantizer;
 mod record;
 mod subject;
 

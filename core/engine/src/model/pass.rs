@@ -7,6 +7,7 @@
 mod experts;
 mod recurrent;
 
+use super::activations::{ActivationObserver, observe};
 use super::blocks::{Attention, Embedding, Ffn, Head, Weights};
 use super::precision::{PrecisionTable, Role};
 use super::routing::RouteObserver;
@@ -31,6 +32,7 @@ pub(super) struct Context<'a> {
     pub precision: &'a PrecisionTable,
     pub cancel: &'a CancelFlag,
     pub observer: Option<&'a dyn RouteObserver>,
+    pub activations: Option<&'a dyn ActivationObserver>,
     pub layers: usize,
     pub embd: usize,
 }
@@ -453,6 +455,7 @@ fn product_of(
     outputs: Vec<(Weights<'_>, &mut [f32])>,
 ) {
     let precision = cx.precision.get(role);
+    observe(cx, outputs.iter().map(|(w, _)| w), cols, &x[..n * cols]);
     if takes_halves(outputs.iter().map(|(w, _)| w)) {
         round_halves(cx, x);
     }

@@ -1,5 +1,6 @@
 //! Runs a model: sequences in, logits out.
 
+use super::activations::ActivationObserver;
 use super::forward::{Forward, Outputs};
 use super::loaded::LoadedModel;
 use super::pass::{Context, Pass, Tokens};
@@ -44,6 +45,7 @@ pub struct Runner {
     kernels: &'static Kernels,
     precision: PrecisionTable,
     observer: Option<Arc<dyn RouteObserver>>,
+    activations: Option<Arc<dyn ActivationObserver>>,
     accountant: Accountant,
     kv: KvCache,
     scratch: Scratch,
@@ -96,6 +98,7 @@ impl Runner {
             kernels: options.kernels.unwrap_or_else(Kernels::detect),
             precision,
             observer: options.observer.clone(),
+            activations: None,
             accountant: accountant.clone(),
             kv,
             scratch,
@@ -135,6 +138,11 @@ impl Runner {
     /// Reports the choices of routers from now on, or no more.
     pub fn observe(&mut self, observer: Option<Arc<dyn RouteObserver>>) {
         self.observer = observer;
+    }
+
+    /// Reports what enters the weight matrices from now on, or no more.
+    pub fn observe_activations(&mut self, observer: Option<Arc<dyn ActivationObserver>>) {
+        self.activations = observer;
     }
 
     /// A second sequence with the same tokens. Keys and values are shared, states of recurrent layers copied.
@@ -191,6 +199,7 @@ impl Runner {
                 precision: &self.precision,
                 cancel,
                 observer: self.observer.as_deref(),
+                activations: self.activations.as_deref(),
                 layers: self.model.spec().layers,
                 embd: self.model.spec().embd,
             };
