@@ -26,6 +26,7 @@ cargo xtask quantizer [OPTIONS] MODEL     a GGUF file; f16 is made of it first u
   --text FILE         what perplexity is measured on (default: the golden prose)
   --calibration FILE  what statistics are collected on (default: pages and comments of this repository)
   --windows N         of --text, 512 tokens each
+  --calibration-windows N   default 60
   --no-peer           ours only
   --threads N         default 2
   --work DIR          keep what is made there, and use it again
@@ -48,6 +49,7 @@ struct Options {
     text: PathBuf,
     calibration: Option<PathBuf>,
     windows: Option<String>,
+    calibration_windows: String,
     peer: bool,
     threads: String,
     work: Option<PathBuf>,
@@ -80,6 +82,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Option<Options>> {
         text: sh::root().join("core/engine/tests/data/golden/text/prose.txt"),
         calibration: None,
         windows: None,
+        calibration_windows: "60".into(),
         peer: true,
         threads: "2".into(),
         work: None,
@@ -109,6 +112,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Option<Options>> {
             "methods" => o.methods = list(value()?),
             "text" => o.text = value()?.into(),
             "calibration" => o.calibration = Some(value()?.into()),
+            "calibration-windows" => o.calibration_windows = value()?,
             "windows" => o.windows = Some(value()?),
             "no-peer" => o.peer = false,
             "threads" => o.threads = value()?,
@@ -213,7 +217,9 @@ fn statistics(options: &Options, pannier: &Path, work: &Path, base: &Path) -> Re
         }
     };
     let mut command = Command::new(pannier);
-    command.args(["calibrate", "--windows", "60", "-t", &options.threads, "-m"]).arg(base);
+    command
+        .args(["calibrate", "--windows", &options.calibration_windows, "-t", &options.threads, "-m"])
+        .arg(base);
     command.arg("--file").arg(text).arg("-o").arg(&path);
     sh::run("collecting statistics", command.stdout(std::process::Stdio::null()))?;
     Ok(path)
