@@ -33,6 +33,7 @@ cargo xtask COMMAND
   tidy                   the repository's own rules: layering, unsafe, paths, file lengths
   fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
   bench [--peer] [--busy] [--long] [--load] [MODEL…]   speed of models on this machine, as a dated record; `bench --help`
+  quantizer MODEL        our quantiser beside llama.cpp's, as a dated record; `quantizer --help`
   cage --mem SIZE [--read-bps SIZE] -- COMMAND   run in a memory cgroup, report memory, faults and bytes read
   synth --shape 1.1b|7b|moe-2g|moe-128x8 [--type Q4_K_M] OUT   a random model of a real shape
   android [lib|jvm|aar|check|apk]…  the packages for Android and the JVM, tested and checked
@@ -64,6 +65,7 @@ fn dispatch() -> Result {
         "cross" => arm64::setup(args),
         "demo" => demo::run(args),
         "bench" => bench::run(args),
+        "quantizer" => bench::quantizer::run(args),
         "fuzz" => fuzz::run(args),
         "test" => test::run(args),
         "cage" => cage::run(args),

@@ -61,6 +61,10 @@ pub enum Command {
     Bench(cmd::bench::BenchArgs),
     /// Measure how well a model predicts a text.
     Perplexity(cmd::perplexity::PerplexityArgs),
+    /// Measure what a model can do: small tasks with one right answer.
+    Evaluate(cmd::evaluate::EvaluateArgs),
+    /// Collect activation statistics for quantising.
+    Calibrate(cmd::calibrate::CalibrateArgs),
     /// Make a GGUF file from a Hugging Face checkpoint.
     Convert(cmd::convert::ConvertArgs),
     /// Make a smaller model from a larger one.

@@ -14,6 +14,8 @@
 mod engines;
 pub mod machine;
 mod plan;
+mod machine;
+pub mod quantizer;
 mod record;
 mod subject;
 

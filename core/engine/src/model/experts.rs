@@ -129,7 +129,9 @@ fn stacked(b: &mut Builder<'_>, layer: usize, embd: usize, spec: MoeSpec) -> Res
                 }
             };
             let down = b.layer_of(unit, &down, expert, Role::Down)?;
-            Ok(Expert { unit, gate, up, down: Linear::of(down, embd, at(down_bias, embd)) })
+            let down = Linear::of(down, embd, at(down_bias, embd));
+            let [gate, up, down] = [gate, up, down].map(|linear| linear.in_stack(expert, experts));
+            Ok(Expert { unit, gate, up, down })
         })
         .collect()
 }

@@ -5,6 +5,7 @@
 //! * A new architecture is one file in `arch/` and one line in its list. It reads its keys through [`Hyper`], names its tensors to
 //!   the [`Builder`], and writes its forward pass in the words of [`Pass`].
 
+mod activations;
 pub mod arch;
 mod blocks;
 mod builder;
@@ -23,6 +24,7 @@ mod shortcuts;
 mod spec;
 mod state;
 
+pub use activations::{ActivationObserver, MatrixInput};
 pub use blocks::{Attention, Embedding, Ffn, Head, Linear};
 pub use builder::{Builder, Product};
 pub use experts::Moe;

@@ -7,6 +7,7 @@
 mod experts;
 mod recurrent;
 
+use super::activations::{ActivationObserver, observe};
 use super::blocks::{Attention, Embedding, Ffn, Head, Weights};
 use super::builder::RouterRef;
 use super::precision::{PrecisionTable, Role};
@@ -39,6 +40,7 @@ pub(super) struct Context<'a> {
     pub shortcuts: ExpertShortcuts,
     /// Counts experts that were left out.
     pub dropped: &'a AtomicU64,
+    pub activations: Option<&'a dyn ActivationObserver>,
     pub layers: usize,
     pub embd: usize,
 }
@@ -461,6 +463,7 @@ fn product_of(
     outputs: Vec<(Weights<'_>, &mut [f32])>,
 ) {
     let precision = cx.precision.get(role);
+    observe(cx, outputs.iter().map(|(w, _)| w), cols, &x[..n * cols]);
     if takes_halves(outputs.iter().map(|(w, _)| w)) {
         round_halves(cx, x);
     }

@@ -1,5 +1,6 @@
 //! Runs a model: sequences in, logits out.
 
+use super::activations::ActivationObserver;
 use super::forward::{Forward, Outputs};
 use super::loaded::LoadedModel;
 use super::pass::{Context, Pass, Tokens};
@@ -57,6 +58,7 @@ pub struct Runner {
     observer: Option<Arc<dyn RouteObserver>>,
     shortcuts: ExpertShortcuts,
     dropped: AtomicU64,
+    activations: Option<Arc<dyn ActivationObserver>>,
     accountant: Accountant,
     kv: KvCache,
     scratch: Scratch,
@@ -109,6 +111,7 @@ impl Runner {
             observer: options.observer.clone(),
             shortcuts: options.shortcuts,
             dropped: AtomicU64::new(0),
+            activations: None,
             accountant: accountant.clone(),
             kv,
             scratch,
@@ -153,6 +156,11 @@ impl Runner {
     /// Uses of experts that [`RunnerOptions::shortcuts`] has left out so far.
     pub fn dropped_experts(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Reports what enters the weight matrices from now on, or no more.
+    pub fn observe_activations(&mut self, observer: Option<Arc<dyn ActivationObserver>>) {
+        self.activations = observer;
     }
 
     /// A second sequence with the same tokens. Keys and values are shared, states of recurrent layers copied.
@@ -212,6 +220,7 @@ impl Runner {
                 routers: self.model.routers(),
                 shortcuts: self.shortcuts,
                 dropped: &self.dropped,
+                activations: self.activations.as_deref(),
                 layers: self.model.spec().layers,
                 embd: self.model.spec().embd,
             };

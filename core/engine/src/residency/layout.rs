@@ -119,7 +119,7 @@ impl Unit {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
 
-    pub(super) fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
+    pub(crate) fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
         self.tensors
             .get(tensor.slot as usize)
             .ok_or_else(|| Error::internal(format!("no {tensor:?} in {:?}", self.kind)))

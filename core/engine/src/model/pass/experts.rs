@@ -16,6 +16,7 @@
 use super::{Context, PIECE, Pass, piece, product, round_halves, rows, rows_mut, takes_halves};
 use crate::Error;
 use crate::Result;
+use crate::model::activations::{observe, observe_some};
 use crate::model::blocks::Weights;
 use crate::model::experts::{Expert, Moe, Shared};
 use crate::model::precision::Role;
@@ -281,6 +282,11 @@ impl<'a> Pass<'a> {
         let mut all_rows =
             first.iter().flatten().fold(Need::default(), |all, w| all.and(need(&[*w], gate_up)));
         let needs = need(&gates, gate_up).and(need(&ups, gate_up));
+        observe(cx, first.iter().flatten(), embd, rows(&s.h, n, embd));
+        for (weights, rows) in gates.iter().zip(&batch.rows).chain(ups.iter().zip(&batch.rows)) {
+            let tokens = &m.groups.tokens[start + rows.start..start + rows.end];
+            observe_some(cx, weights, embd, &s.h, tokens);
+        }
         if n == 1 {
             // Every expert reads the same row.
             all_rows = all_rows.and(needs);
@@ -330,6 +336,10 @@ impl<'a> Pass<'a> {
 
         // y: uses x embd
         let (last, downs) = (of_shared(|shared| &shared.ffn.down)?, own(|expert| &expert.down)?);
+        for (weights, rows) in downs.iter().zip(&batch.rows) {
+            observe(cx, [weights], ff, &m.gate[rows.start * ff..rows.end * ff]);
+        }
+        observe(cx, last.iter(), shared_ff, rows(&s.gate, n, shared_ff));
         for (gate, w) in carve(&mut m.gate, ff, &batch.rows).into_iter().zip(&downs) {
             // Each expert for itself: who its neighbours are depends on what is in memory.
             if w.halves {
