@@ -14,7 +14,6 @@
 mod engines;
 pub mod machine;
 mod plan;
-mod machine;
 pub mod quantizer;
 mod record;
 mod subject;
