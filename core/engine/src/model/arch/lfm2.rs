@@ -32,12 +32,20 @@ struct Layer {
 
 /// What mixes tokens; the number counts layers of its kind.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each layer: a box would save a few kilobytes per model"
+)]
 enum Mixer {
     Attention(usize, Attention),
     Conv(usize, ShortConv),
 }
 
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each layer: a box would save a few kilobytes per model"
+)]
 enum FeedForward {
     Dense(Ffn),
     Experts(Moe),
