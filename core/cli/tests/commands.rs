@@ -31,7 +31,18 @@ const FRANCE: &str = "What is the capital \nof France?";
 #[test]
 fn help_teaches() {
     let top = stdout(["--help"]);
-    let commands = ["pull", "inspect", "tokenize", "run", "logits", "chat", "bench", "perplexity"];
+    let commands = [
+        "pull",
+        "inspect",
+        "tokenize",
+        "run",
+        "logits",
+        "chat",
+        "serve",
+        "fit-confidence",
+        "bench",
+        "perplexity",
+    ];
     for command in commands {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is not in the help");
         let help = stdout([command, "--help"]);

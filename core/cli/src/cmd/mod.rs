@@ -2,7 +2,9 @@
 
 pub mod bench;
 pub mod chat;
+pub mod cloud;
 pub mod convert;
+pub mod fit_confidence;
 pub mod forge;
 pub mod inspect;
 pub mod logits;
@@ -13,4 +15,5 @@ pub mod pull;
 pub mod quantize;
 pub mod replay;
 pub mod run;
+pub mod serve;
 pub mod tokenize;
