@@ -8,7 +8,9 @@ mod cage;
 #[allow(dead_code, reason = "the engine's file as it is; not all of it is needed here")]
 mod catalogue;
 mod ci;
+mod clients;
 mod demo;
+mod demo_hybrid;
 mod fuzz;
 mod models;
 mod sh;
@@ -25,7 +27,9 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   demo [--model FILE]    fetch the default model and let it answer in this terminal
+  demo --hybrid          a small model answers, and hands over to a larger one behind `pannier serve`
   test [--full] [-- ARGS]  fetch the test models, run the tests; --full adds the long ones
+  clients                the official openai client against `pannier serve`, ours against llama-cpp-python's server
   ci                     formatting, lints, tidy, tests: what must pass before a commit
   tidy                   the repository's own rules: layering, unsafe, paths, file lengths
   fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
@@ -64,6 +68,7 @@ fn dispatch() -> Result {
         "test" => test::run(args),
         "cage" => cage::run(args),
         "ci" => ci::run(args),
+        "clients" => clients::run_command(args),
         "tidy" => tidy::run(args),
         "models" => models::run(args),
         "synth" => synth::run(args),

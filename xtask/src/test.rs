@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use crate::catalogue::CATALOGUE;
-use crate::{Result, models, sh};
+use crate::{Result, clients, models, sh};
 
 /// Tests that take long look for this variable with the value `full`.
 const VARIABLE: &str = "PANNIER_TEST";
@@ -48,7 +48,10 @@ pub fn run(mut args: lexopt::Parser) -> Result {
     if !status.success() {
         return Err(format!("cargo test failed ({status})"));
     }
-    if counts.passed == 0 { Err("no test was run".into()) } else { Ok(()) }
+    if counts.passed == 0 {
+        return Err("no test was run".into());
+    }
+    if full { clients::run() } else { Ok(()) }
 }
 
 #[derive(Default, Debug, PartialEq, Eq)]
