@@ -95,12 +95,6 @@ pub enum PannierError {
         /// What went wrong.
         reason: String,
     },
-    /// Only the cloud may answer, but it may not be asked: no consent, offline, a cost cap, or the like.
-    #[error("{reason}")]
-    CloudNotAllowed {
-        /// What is in the way.
-        reason: String,
-    },
     /// A bug of the engine. The process and the user's data live on.
     #[error("{reason}")]
     Internal {

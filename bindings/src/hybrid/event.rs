@@ -363,8 +363,8 @@ impl From<&inner::HybridError> for PannierError {
         match error {
             H::Edge(error) => error.into(),
             H::Busy => Self::Busy { reason: error.to_string() },
-            H::Cloud(_) => Self::Network { reason: error.to_string() },
-            H::Blocked(_) => Self::CloudNotAllowed { reason: error.to_string() },
+            // Both: the cloud was to answer and did not. The decisions tell which of its many reasons it was.
+            H::Cloud(_) | H::Blocked(_) => Self::Network { reason: error.to_string() },
             H::Cancelled => Self::Cancelled { reason: error.to_string() },
             // What the app's handler threw may hold anything.
             H::SinkPanicked { .. } => Self::internal("the event handler panicked"),
