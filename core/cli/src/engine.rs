@@ -52,6 +52,7 @@ pub fn load(args: &RunArgs) -> Result<Loaded> {
         threads: args.threads.map(usize::from),
         budget_bytes: args.budget_mb.map(|mb| mb << 20),
         context: args.ctx.map(|n| n as usize),
+        shortcuts: args.shortcuts.options(),
         ..LoadOptions::default()
     };
     let model = Model::load(&path, &options, &mut |_| {}).map_err(|e| in_file(&path, &e))?;
@@ -211,6 +212,9 @@ pub fn notice_text(notice: pannier::session::Notice) -> String {
             format!("{tokens} tokens of the conversation are read again: they could not be reused")
         }
         Notice::IncompleteCharacter => "the answer was cut inside of a character".to_owned(),
+        Notice::Heat { level, threads } => {
+            format!("the device is {}: {threads} threads compute", format!("{level:?}").to_lowercase())
+        }
         other => format!("{other:?}"),
     }
 }

@@ -1,9 +1,11 @@
 //! One file per subcommand: its arguments, its work, its output.
 
 pub mod bench;
+pub mod calibrate;
 pub mod chat;
 pub mod cloud;
 pub mod convert;
+pub mod evaluate;
 pub mod fit_confidence;
 pub mod forge;
 pub mod inspect;

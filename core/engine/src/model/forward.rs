@@ -1,6 +1,6 @@
 //! The seam between models and sessions.
 
-use crate::memory::MemoryPressure;
+use crate::memory::{MemoryPressure, ThermalLevel};
 use crate::{CancelFlag, Result};
 use std::ops::Range;
 
@@ -73,6 +73,13 @@ pub trait Forward: Send {
     /// the size that it will have in bytes, or `None` if there is nothing of that kind.
     fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
         let _ = pressure;
+        None
+    }
+
+    /// The device is hot, or no longer: fewer threads, and nothing read ahead. Gives how many threads run from the next step on, or
+    /// `None` if nothing depends on heat. No result does.
+    fn cool(&mut self, level: ThermalLevel) -> Option<usize> {
+        let _ = level;
         None
     }
 
