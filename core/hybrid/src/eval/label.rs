@@ -176,7 +176,7 @@ fn forced<F: Forward>(model: &Model<F>, prompt: &[u32], answer: &[u32]) -> panni
             token = next;
         }
         Ok(scores)
-    })?
+    })
 }
 
 #[cfg(test)]
