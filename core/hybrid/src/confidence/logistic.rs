@@ -335,7 +335,6 @@ mod tests {
 
     #[test]
     fn tuning_keeps_few_answers_from_being_overfitted() {
-        let few = noisy(150, 5);
         let fresh = noisy(20_000, 6);
         let judge = |model: &Logistic| {
             let scored: Vec<(f64, bool)> = fresh.iter().map(|(f, y)| (model.probability(f), *y)).collect();
@@ -343,11 +342,17 @@ mod tests {
             (loss / fresh.len() as f64, crate::confidence::expected_calibration_error(&scored, 10))
         };
         let loose = FitOptions { ridge: 1e-3, ..FitOptions::default() };
-        let (tuned, ece) = judge(&Logistic::fit_tuned(&few).unwrap());
-        let (loose, loose_ece) = judge(&Logistic::fit(&few, loose).unwrap());
+        // Summed over ten draws: in about one of ten, chance favours the loose fit.
+        let (mut tuned, mut tuned_ece, mut loosely, mut loose_ece) = (0.0, 0.0, 0.0, 0.0);
+        for few in (20..30).map(|seed| noisy(150, seed)) {
+            let (loss, ece) = judge(&Logistic::fit_tuned(&few).unwrap());
+            (tuned, tuned_ece) = (tuned + loss, tuned_ece + ece);
+            let (loss, ece) = judge(&Logistic::fit(&few, loose).unwrap());
+            (loosely, loose_ece) = (loosely + loss, loose_ece + ece);
+        }
         let (best, _) = judge(&Logistic::fit(&noisy(20_000, 7), FitOptions::default()).unwrap());
-        assert!(tuned < loose && best < tuned, "{tuned} {loose} {best}");
-        assert!(ece < loose_ece, "{ece} {loose_ece}");
+        assert!(tuned < loosely && 10.0 * best < tuned, "{tuned} {loosely} {best}");
+        assert!(tuned_ece < loose_ece, "{tuned_ece} {loose_ece}");
         let known: Vec<(f64, bool)> =
             simulated(5000, 8).iter().map(|(f, y)| (3.0 * (2.0 * f.0[0] - f.0[1]), *y)).collect();
         let (a, b) = platt(&known);

@@ -86,7 +86,8 @@ mod tests {
         let report = judged.report;
         assert_eq!((report.fitted_on, report.judged_on), (1000, 1000));
         assert!((0.6..0.8).contains(&report.auroc), "{report:?}");
-        assert!(report.asked_auroc.unwrap() > report.auroc + 0.05, "{report:?}");
+        // Expected are 0.733 against 0.667; on a thousand answers the difference has a deviation of 0.0135.
+        assert!(report.asked_auroc.unwrap() > report.auroc + 0.03, "{report:?}");
         assert!(report.ece < 0.08 && report.asked_ece.unwrap() < 0.08, "{report:?}");
         assert!((report.entropy_auroc - 0.5).abs() < 1e-9, "all entropies are the same");
         // The judged half changes nothing of what is judged.
