@@ -66,13 +66,13 @@ impl From<ChatMessage> for Message {
 }
 
 /// The parser's own message may quote the text, so it is left out.
-fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, PannierError> {
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(json: &str, what: &str) -> Result<T, PannierError> {
     serde_json::from_str(json).map_err(|e| PannierError::InvalidArgument {
         reason: format!("{what}: no such JSON at line {}, column {}", e.line(), e.column()),
     })
 }
 
-fn to_engine(messages: Vec<Message>) -> Result<Vec<ChatMessage>, PannierError> {
+pub(crate) fn to_engine(messages: Vec<Message>) -> Result<Vec<ChatMessage>, PannierError> {
     messages.into_iter().map(Message::into_engine).collect()
 }
 
@@ -103,7 +103,7 @@ impl ChatConfig {
 /// A conversation. It outlives the loaded model.
 #[derive(Debug, uniffi::Object)]
 pub struct Chat {
-    inner: Arc<ManagedChat>,
+    pub(crate) inner: Arc<ManagedChat>,
 }
 
 impl Chat {

@@ -1,6 +1,6 @@
 //! The engine for Kotlin and Swift. No logic lives here: types are converted, calls are forwarded, errors are mapped.
 //!
-//! * Objects are newtypes of the engine's handles: [`Engine`], [`Model`], [`Chat`], [`Store`].
+//! * Objects are newtypes of the engine's handles: [`Engine`], [`Model`], [`Chat`], [`HybridChat`], [`Store`].
 //! * What takes time is `async`: it runs on a thread of its own and needs no runtime on the other side.
 //! * What happens meanwhile is told to a callback interface, one call per event, on that thread, while no lock is held.
 //! * A panic is our bug. It is caught, and becomes [`PannierError::Internal`].
@@ -17,6 +17,7 @@ mod chat;
 mod engine;
 mod error;
 mod event;
+mod hybrid;
 mod model;
 mod plan;
 mod store;
@@ -28,6 +29,14 @@ pub use error::PannierError;
 pub use event::{
     Answer, AnswerSource, FinishReason, GenerationEvent, GenerationNotice, GenerationSettings, Stats,
     TokenChoice, TokenReport, TokenSink,
+};
+pub use hybrid::{
+    AdmissionFacts, AdmissionRule, AnswerRoute, CalibrationReport, CloudBounds, CloudBudget, CloudConsent,
+    CloudContinuation, CloudEndpoint, CloudFault, CloudFinish, CloudHeader, CloudLedger, CloudPayload,
+    CloudPrompt, CloudRedactor, CloudReply, CloudTransport, CloudUsage, CloudWaits, ConfidenceScore,
+    DecisionMoment, DecisionReason, DeviceCondition, DeviceProbe, EdgeFirstSettings, HandOffDecision,
+    HandOffPolicy, HandOffRules, HandOffStyle, HybridAnswer, HybridChat, HybridCloud, HybridConfig,
+    HybridFinish, HybridSink, HybridSource, HybridUpdate, HybridUsage, ThermalLevel, TurnSettings,
 };
 pub use model::{LoadSink, Model, ModelConfig, ModelDetails, ModelLifeState, StateObserver, StateWatch};
 pub use plan::PlanReport;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::catalogue::DEFAULT_MODEL;
-use crate::{Result, models, sh};
+use crate::{Result, demo_hybrid, models, sh};
 
 const PROMPT: &str = "Explain in three sentences why the sky is blue.";
 
@@ -12,6 +12,7 @@ pub fn run(mut args: lexopt::Parser) -> Result {
     let mut model: Option<PathBuf> = None;
     while let Some(arg) = args.next().map_err(|e| e.to_string())? {
         match arg {
+            lexopt::Arg::Long("hybrid") => return demo_hybrid::run(),
             lexopt::Arg::Long("model") => {
                 let value = args.value().map_err(|e| e.to_string())?;
                 model = Some(std::path::absolute(value).map_err(|e| e.to_string())?);

@@ -9,7 +9,9 @@ mod cage;
 #[allow(dead_code, reason = "the engine's file as it is; not all of it is needed here")]
 mod catalogue;
 mod ci;
+mod clients;
 mod demo;
+mod demo_hybrid;
 mod fuzz;
 mod ios;
 mod models;
@@ -28,7 +30,9 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   demo [--model FILE]    fetch the default model and let it answer in this terminal
+  demo --hybrid          a small model answers, and hands over to a larger one behind `pannier serve`
   test [--full] [-- ARGS]  fetch the test models, run the tests; --full adds the long ones
+  clients                the official openai client against `pannier serve`, ours against llama-cpp-python's server
   test --arm64 [--full]  kernels and engine on three levels of Arm processors, under qemu; --instructions counts them per token
   cross                  the cross toolchain that this and the mobile packages need, into the user's cache
   test --kotlin|--swift|--swift-tsan [--full]   the tests of the Kotlin or Swift library and of the samples
@@ -75,6 +79,7 @@ fn dispatch() -> Result {
         "test" => test::run(args),
         "cage" => cage::run(args),
         "ci" => ci::run(args),
+        "clients" => clients::run_command(args),
         "tidy" => tidy::run(args),
         "models" => models::run(args),
         "synth" => synth::run(args),

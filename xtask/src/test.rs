@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::catalogue::CATALOGUE;
-use crate::{Result, android, arm64, models, sh, swift};
+use crate::{Result, android, arm64, clients, models, sh, swift};
 
 /// Tests that take long look for this variable with the value `full`.
 const VARIABLE: &str = "PANNIER_TEST";
@@ -53,7 +53,10 @@ pub fn run(mut args: lexopt::Parser) -> Result {
     let counts = run_counted(&mut command)?;
     // Cargo prints one summary per binary, and the last one is often that of an empty set of examples.
     println!("\n{} passed, {} failed", counts.passed, counts.failed);
-    if counts.passed == 0 { Err("no test was run".into()) } else { Ok(()) }
+    if counts.passed == 0 {
+        return Err("no test was run".into());
+    }
+    if full { clients::run() } else { Ok(()) }
 }
 
 /// Runs `cargo test`, shows what it prints, and adds its summaries up.

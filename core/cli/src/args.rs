@@ -57,6 +57,10 @@ pub enum Command {
     Logits(cmd::logits::LogitsArgs),
     /// Ask one question, or hold a conversation.
     Chat(cmd::chat::ChatArgs),
+    /// Answer OpenAI clients on this machine.
+    Serve(cmd::serve::ServeArgs),
+    /// Learn from checked answers how sure the model can be of its own.
+    FitConfidence(cmd::fit_confidence::FitArgs),
     /// Measure speed and memory.
     Bench(cmd::bench::BenchArgs),
     /// Measure how well a model predicts a text.

@@ -83,6 +83,11 @@ impl Loaded {
         self.model.with_forward(&cancel, |forward| Ok(work(forward, &cancel)))?
     }
 
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.path
+    }
+
     /// Time from opening the file to here.
     pub fn load_ms(&self) -> f64 {
         ms(self.model.info().load_time)
@@ -199,7 +204,8 @@ pub fn generate(
     }
 }
 
-fn notice_text(notice: pannier::session::Notice) -> String {
+/// What a notice says, for people.
+pub fn notice_text(notice: pannier::session::Notice) -> String {
     use pannier::session::Notice;
     match notice {
         Notice::PrefixNotReused { tokens } => {

@@ -58,3 +58,12 @@ pub fn tokenizer(name: &str) -> Result<Tokenizer> {
     Tokenizer::from_metadata(gguf.metadata())
         .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
 }
+
+/// A secret from the environment: never on the command line, where every process of the machine can read it.
+pub fn secret(variable: &str) -> Result<String> {
+    match std::env::var(variable) {
+        Ok(value) if !value.is_empty() => Ok(value),
+        Ok(_) => Err(CliError::failed(format!("the environment variable {variable} is empty"))),
+        Err(_) => Err(CliError::failed(format!("the environment variable {variable} is not set"))),
+    }
+}

@@ -58,6 +58,8 @@ fn run(command: Command, out: &mut Output) -> error::Result<()> {
         Command::Run(args) => cmd::run::run(&args, out),
         Command::Logits(args) => cmd::logits::run(&args, out),
         Command::Chat(args) => cmd::chat::run(&args, out),
+        Command::Serve(args) => cmd::serve::run(&args, out),
+        Command::FitConfidence(args) => cmd::fit_confidence::run(&args, out),
         Command::Bench(args) => cmd::bench::run(&args, out),
         Command::Perplexity(args) => cmd::perplexity::run(&args, out),
         Command::Evaluate(args) => cmd::evaluate::run(&args, out),

@@ -38,6 +38,8 @@ fn help_teaches() {
         "run",
         "logits",
         "chat",
+        "serve",
+        "fit-confidence",
         "bench",
         "perplexity",
         "calibrate",

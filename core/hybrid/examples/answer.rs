@@ -9,7 +9,7 @@ use pannier::session::{LoadOptions, Model};
 use pannier_hybrid::eval::{self, AnswerOptions};
 
 /// How many questions the list has.
-const QUESTIONS: usize = 1200;
+const QUESTIONS: usize = 2000;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -19,7 +19,7 @@ fn main() -> Result<(), Failure> {
         return Err("MODEL.gguf ANSWERS.jsonl [FIRST..END] [SEED] [p-true]".into());
     };
     // The list is always the same; several processes may each take a part of it.
-    let (first, end) = args.get(3).and_then(|r| r.split_once("..")).unwrap_or(("0", "1200"));
+    let (first, end) = args.get(3).and_then(|r| r.split_once("..")).unwrap_or(("0", "2000"));
     let (first, end): (usize, usize) = (first.parse()?, end.parse()?);
     let seed = args.get(4).map_or(Ok(1), |n| n.parse())?;
     let options =

@@ -25,6 +25,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::{Result, sh};
+pub use engines::python;
 use engines::{Engine, Speed, Task, float};
 use record::Record;
 use subject::Subject;

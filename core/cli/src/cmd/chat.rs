@@ -3,10 +3,13 @@
 use std::io::{BufRead, IsTerminal, Read};
 
 use clap::Args;
-use pannier::session::{ChatOptions, ChatSession};
+use pannier::session::{ChatMessage, ChatOptions, ChatSession, Completion};
+use pannier_hybrid::confidence::{Calibration, Observed};
+use pannier_hybrid::{EdgeModel as _, HybridSession};
 use serde::Serialize;
 
 use crate::args::{RunArgs, SamplingArgs};
+use crate::cmd::cloud::{self, CloudArgs};
 use crate::engine::{self, Answer, Forward, Loaded, Stats};
 use crate::error::{CliError, Result};
 use crate::output::{self, Output};
@@ -19,7 +22,13 @@ Examples:
   pannier chat -m model.gguf --system 'Answer in one word.' -p 'Capital of France?' --json
 
 The model's own chat template is used; a model without one cannot chat (see `pannier run`). Ctrl-C stops an answer.
-JSON (with -p only): text, source, confidence (mean probability of the tokens), events, stats.")]
+
+With a cloud, answers that the device is not sure of are handed over, and every decision is an event with its reason:
+  pannier chat -m smollm2 --cloud-url http://127.0.0.1:8080/v1 --cloud-model qwen -p 'What is 17 * 23?' --events
+  pannier chat -m smollm2 --cloud-url https://api.example.com/v1 --cloud-model M --cloud-key-env API_KEY --min-confidence 0.8
+
+JSON (with -p only): text, source (device, cloud, both), confidence (probability that the device's answer is right, a guess until
+`pannier fit-confidence` was run for this model), events, stats.")]
 pub struct ChatArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -46,6 +55,9 @@ pub struct ChatArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[command(flatten)]
+    cloud: CloudArgs,
 }
 
 #[derive(Serialize)]
@@ -68,39 +80,133 @@ pub fn run(args: &ChatArgs, out: &mut Output) -> Result<()> {
     let options =
         ChatOptions { system: args.system.clone(), thinking: args.thinking, ..ChatOptions::default() };
     let chat = loaded.model.chat(options)?;
+    let calibration = cloud::calibration(&loaded);
+    if args.cloud.is_set() {
+        let session = args.cloud.session(chat, calibration)?;
+        let talk = Hybrid { args, loaded: &loaded, session };
+        return match args.prompt.as_deref() {
+            Some(prompt) => talk.once(prompt, out),
+            None => converse(&talk, &loaded.name, out),
+        };
+    }
+    let talk = Local { args, loaded: &loaded, chat, calibration };
     match args.prompt.as_deref() {
-        Some(prompt) => once(args, prompt, &chat, &loaded, out),
-        None => converse(args, &chat, &loaded, out),
+        Some(prompt) => talk.once(prompt, out),
+        None => converse(&talk, &loaded.name, out),
     }
 }
 
-fn answer(args: &ChatArgs, prompt: &str, chat: &ChatSession<Forward>, out: &mut Output) -> Result<Answer> {
-    let options = args.sampling.options(args.temp, args.max_tokens);
-    engine::generate(out, options, |options, sink| chat.send(prompt, options, sink))
+/// A conversation in the terminal, whoever answers.
+trait Talk {
+    fn history(&self) -> Vec<ChatMessage>;
+    fn set_history(&self, messages: Vec<ChatMessage>) -> Result<()>;
+    /// Answers; `notes`: with what a person wants to know afterwards.
+    fn answer(&self, text: &str, notes: bool, out: &mut Output) -> Result<()>;
 }
 
-fn once(
-    args: &ChatArgs,
-    prompt: &str,
-    chat: &ChatSession<Forward>,
-    loaded: &Loaded,
-    out: &mut Output,
-) -> Result<()> {
-    let Answer { completion, events } = answer(args, prompt, chat, out)?;
-    let stats = Stats::new(&completion.stats, completion.seed, loaded);
-    if !out.json() {
+/// On this machine.
+struct Local<'a> {
+    args: &'a ChatArgs,
+    loaded: &'a Loaded,
+    chat: ChatSession<Forward>,
+    calibration: Calibration,
+}
+
+impl Local<'_> {
+    fn turn(&self, text: &str, out: &mut Output) -> Result<Answer> {
+        let options = self.args.sampling.options(self.args.temp, self.args.max_tokens);
+        engine::generate(out, options, |options, sink| self.chat.send(text, options, sink))
+    }
+
+    fn stats(&self, completion: &Completion) -> Stats {
+        Stats::new(&completion.stats, completion.seed, self.loaded)
+    }
+
+    fn once(&self, prompt: &str, out: &mut Output) -> Result<()> {
+        let Answer { completion, events } = self.turn(prompt, out)?;
+        let stats = self.stats(&completion);
+        if !out.json() {
+            out.line("")?;
+            engine::closing_note(&completion, &stats);
+            return Ok(());
+        }
+        let mut seen = Observed::answer_to(prompt);
+        seen.extend(&completion.tokens, |id| self.chat.token_kind(id));
+        seen.finish(completion.finish_reason);
+        if self.args.cloud.p_true()
+            && let Some(p) = pannier_hybrid::confidence::p_true(&self.chat)?
+        {
+            seen.set_p_true(p);
+        }
+        out.object(&Report {
+            text: completion.text,
+            source: "device",
+            confidence: seen.features().map(|f| self.calibration.probability(&f)),
+            events,
+            stats,
+        })
+    }
+}
+
+impl Talk for Local<'_> {
+    fn history(&self) -> Vec<ChatMessage> {
+        self.chat.history()
+    }
+
+    fn set_history(&self, messages: Vec<ChatMessage>) -> Result<()> {
+        Ok(self.chat.set_history(messages)?)
+    }
+
+    fn answer(&self, text: &str, notes: bool, out: &mut Output) -> Result<()> {
+        let Answer { completion, .. } = self.turn(text, out)?;
         out.line("")?;
-        engine::closing_note(&completion, &stats);
+        if notes {
+            engine::closing_note(&completion, &self.stats(&completion));
+        }
+        Ok(())
     }
-    let n = completion.tokens.len();
-    let sum: f64 = completion.tokens.iter().map(|t| f64::from(t.logprob)).sum();
-    out.object(&Report {
-        text: completion.text,
-        source: "device",
-        confidence: (n > 0).then(|| (sum / n as f64).exp()),
-        events,
-        stats,
-    })
+}
+
+/// On this machine, and in the cloud where that is needed.
+struct Hybrid<'a> {
+    args: &'a ChatArgs,
+    loaded: &'a Loaded,
+    session: HybridSession,
+}
+
+impl Hybrid<'_> {
+    fn turn(&self, text: &str, out: &mut Output) -> Result<cloud::Turn> {
+        let options = self.args.sampling.options(self.args.temp, self.args.max_tokens);
+        cloud::turn(&self.args.cloud, &self.session, text, options, out)
+    }
+
+    fn once(&self, prompt: &str, out: &mut Output) -> Result<()> {
+        let turn = self.turn(prompt, out)?;
+        if !out.json() {
+            out.line("")?;
+            turn.closing_note();
+        }
+        out.object(&turn.report(self.loaded))
+    }
+}
+
+impl Talk for Hybrid<'_> {
+    fn history(&self) -> Vec<ChatMessage> {
+        self.session.history()
+    }
+
+    fn set_history(&self, messages: Vec<ChatMessage>) -> Result<()> {
+        Ok(self.session.edge().set_history(messages)?)
+    }
+
+    fn answer(&self, text: &str, notes: bool, out: &mut Output) -> Result<()> {
+        let turn = self.turn(text, out)?;
+        out.line("")?;
+        if notes {
+            turn.closing_note();
+        }
+        Ok(())
+    }
 }
 
 const COMMANDS: &str = "\
@@ -110,12 +216,12 @@ const COMMANDS: &str = "\
 A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
 
 /// Reads turns until there are no more. One that fails is reported, and the conversation goes on.
-fn converse(args: &ChatArgs, chat: &ChatSession<Forward>, loaded: &Loaded, out: &mut Output) -> Result<()> {
+fn converse(talk: &dyn Talk, name: &str, out: &mut Output) -> Result<()> {
     let person = std::io::stdin().is_terminal();
     if person {
-        output::note(&format!("{} is ready. /help tells the commands.", loaded.name));
+        output::note(&format!("{name} is ready. /help tells the commands."));
     }
-    let beginning = chat.history();
+    let beginning = talk.history();
     let mut failed = None;
     while let Some(turn) = read_turn(person)? {
         match turn.trim() {
@@ -123,20 +229,14 @@ fn converse(args: &ChatArgs, chat: &ChatSession<Forward>, loaded: &Loaded, out: 
             "/quit" | "/exit" => break,
             "/help" => crate::error::print_to_stderr(&format!("{COMMANDS}\n")),
             "/reset" => {
-                chat.set_history(beginning.clone())?;
+                talk.set_history(beginning.clone())?;
                 output::note("forgotten");
             }
             command if command.starts_with('/') && !command.contains(' ') => {
                 output::note(&format!("no command {command}; /help lists them"));
             }
-            text => match answer(args, text, chat, out) {
-                Ok(Answer { completion, .. }) => {
-                    out.line("")?;
-                    if person {
-                        let stats = Stats::new(&completion.stats, completion.seed, loaded);
-                        engine::closing_note(&completion, &stats);
-                    }
-                }
+            text => match talk.answer(text, person, out) {
+                Ok(()) => {}
                 Err(CliError::Interrupted) => {
                     out.line("")?;
                     output::note("stopped");

@@ -3,8 +3,10 @@
 pub mod bench;
 pub mod calibrate;
 pub mod chat;
+pub mod cloud;
 pub mod convert;
 pub mod evaluate;
+pub mod fit_confidence;
 pub mod forge;
 pub mod inspect;
 pub mod logits;
@@ -15,4 +17,5 @@ pub mod pull;
 pub mod quantize;
 pub mod replay;
 pub mod run;
+pub mod serve;
 pub mod tokenize;

@@ -353,6 +353,13 @@ impl<F: Forward + 'static> ManagedChat<F> {
         self.inner.session_on(&lease.model)?.token_count(next)
     }
 
+    /// Gives the session on the loaded model to `look`; `None` if none was needed yet, or the model was unloaded. For what lies beside
+    /// the conversation: what it leaves in the session's history is not part of this one's.
+    pub fn with_session<R>(&self, look: impl FnOnce(&ChatSession<F>) -> R) -> Option<R> {
+        let live = self.inner.talk().live.clone();
+        live.map(|live| look(&live))
+    }
+
     /// How many tokens need not be read again for the next turn.
     #[must_use]
     pub fn cached_tokens(&self) -> usize {

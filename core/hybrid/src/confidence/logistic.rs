@@ -5,7 +5,13 @@
 //! repeat:  p = sigmoid(X w);  w += (X' diag(p(1-p)) X + ridge)^-1 (X'(y - p) - ridge w)      Newton's method
 //! ```
 //! The ridge keeps weights finite when the classes can be separated, and features that say the same thing from pulling
-//! against each other.
+//! against each other. How strong it is, and how far to trust the result, is found by cross-fitting ([`Logistic::fit_tuned`]):
+//!
+//! ```text
+//! for each ridge:  each fifth of the answers is scored by a fit on the other four
+//! the ridge with the best log loss there;  Platt's scaling, p = sigmoid(a z + b), of these scores
+//! a fit on all answers, with its weights times a and its constant times a, plus b
+//! ```
 
 use thiserror::Error;
 
@@ -71,13 +77,13 @@ impl Logistic {
     ///
     /// # Errors
     /// [`FitError`].
-    #[allow(clippy::cast_precision_loss)] // counts are small
     pub fn fit(answers: &[(Features, bool)], options: FitOptions) -> Result<Self, FitError> {
-        let right = answers.iter().filter(|(_, y)| *y).count();
-        let wrong = answers.len() - right;
-        if right < LEAST || wrong < LEAST {
-            return Err(FitError::TooFew { right, wrong, least: LEAST });
-        }
+        enough(answers)?;
+        Self::fit_any(answers, options)
+    }
+
+    #[allow(clippy::cast_precision_loss)] // counts are small
+    fn fit_any(answers: &[(Features, bool)], options: FitOptions) -> Result<Self, FitError> {
         let n = answers.len() as f64;
         let mut mean = [0.0; N];
         let mut scale = [0.0; N];
@@ -116,12 +122,40 @@ impl Logistic {
         Err(FitError::NoConvergence { steps: options.max_steps })
     }
 
+    /// Fits with the ridge and the scaling that cross-fitting finds. The order of the answers decides who is scored by whom, and nothing
+    /// is random.
+    ///
+    /// # Errors
+    /// [`FitError`].
+    pub fn fit_tuned(answers: &[(Features, bool)]) -> Result<Self, FitError> {
+        enough(answers)?;
+        let mut best: Option<(f64, f64, Vec<(f64, bool)>)> = None;
+        for ridge in RIDGES {
+            let scored = cross_fit(answers, ridge)?;
+            let loss = scored.iter().map(|(z, y)| log_loss(*z, *y)).sum::<f64>();
+            if best.as_ref().is_none_or(|(least, _, _)| loss < *least) {
+                best = Some((loss, ridge, scored));
+            }
+        }
+        let (ridge, scored) = best.map(|(_, ridge, scored)| (ridge, scored)).unwrap_or_default();
+        let (a, b) = platt(&scored);
+        let mut all = Self::fit(answers, FitOptions { ridge, ..FitOptions::default() })?;
+        for w in &mut all.weights {
+            *w *= a;
+        }
+        all.bias = all.bias * a + b;
+        Ok(all)
+    }
+
     /// The probability that an answer with these features is right.
     #[must_use]
     pub fn probability(&self, features: &Features) -> f64 {
+        sigmoid(self.log_odds(features))
+    }
+
+    fn log_odds(&self, features: &Features) -> f64 {
         let row = self.row(features);
-        let z: f64 = row.iter().zip(self.weights.iter().chain([&self.bias])).map(|(x, w)| x * w).sum();
-        sigmoid(z)
+        row.iter().zip(self.weights.iter().chain([&self.bias])).map(|(x, w)| x * w).sum()
     }
 
     /// Standardised features, then 1. Beyond four deviations nothing was seen when fitting: no extrapolation.
@@ -132,6 +166,68 @@ impl Logistic {
         }
         row
     }
+}
+
+fn enough(answers: &[(Features, bool)]) -> Result<(), FitError> {
+    let right = answers.iter().filter(|(_, y)| *y).count();
+    let wrong = answers.len() - right;
+    if right < LEAST || wrong < LEAST { Err(FitError::TooFew { right, wrong, least: LEAST }) } else { Ok(()) }
+}
+
+/// Candidates for the ridge, in answers.
+const RIDGES: [f64; 6] = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0];
+/// Parts that are scored by the others.
+const FOLDS: usize = 5;
+
+/// The log-odds of each answer by a fit that has not seen it. Every fifth answer is left out together: files are often sorted, and neighbours
+/// alike.
+fn cross_fit(answers: &[(Features, bool)], ridge: f64) -> Result<Vec<(f64, bool)>, FitError> {
+    let mut scored = Vec::with_capacity(answers.len());
+    for fold in 0..FOLDS {
+        let (out, rest): (Vec<_>, Vec<_>) = answers.iter().enumerate().partition(|(i, _)| i % FOLDS == fold);
+        let rest: Vec<(Features, bool)> = rest.into_iter().map(|(_, a)| a.clone()).collect();
+        let fitted = Logistic::fit_any(&rest, FitOptions { ridge, ..FitOptions::default() })?;
+        scored.extend(out.into_iter().map(|(_, (f, y))| (fitted.log_odds(f), *y)));
+    }
+    Ok(scored)
+}
+
+/// `-ln p` of what happened.
+fn log_loss(z: f64, y: bool) -> f64 {
+    let signed = if y { -z } else { z };
+    // ln(1 + e^x) without overflow.
+    signed.max(0.0) + (-signed.abs()).exp().ln_1p()
+}
+
+/// `(a, b)` of Platt's scaling, with his smoothed targets ("Probabilistic Outputs for Support Vector Machines", 1999), by Newton's method.
+#[allow(clippy::cast_precision_loss)] // counts are small
+fn platt(scored: &[(f64, bool)]) -> (f64, f64) {
+    let right = scored.iter().filter(|(_, y)| *y).count() as f64;
+    let wrong = scored.len() as f64 - right;
+    let targets = [1.0 / (wrong + 2.0), (right + 1.0) / (right + 2.0)];
+    let (mut a, mut b) = (1.0, 0.0);
+    for _ in 0..50 {
+        // The scaling is drawn a little towards (1, 0), which keeps it finite.
+        let (mut ga, mut gb, mut haa, mut hab, mut hbb) = (1.0 - a, -b, 1.0, 0.0, 1.0);
+        for (z, y) in scored {
+            let p = sigmoid(a * z + b);
+            let (v, miss) = (p * (1.0 - p), targets[usize::from(*y)] - p);
+            ga += z * miss;
+            gb += miss;
+            haa += v * z * z;
+            hab += v * z;
+            hbb += v;
+        }
+        let det = haa * hbb - hab * hab;
+        let (da, db) = ((hbb * ga - hab * gb) / det, (haa * gb - hab * ga) / det);
+        a += da.clamp(-1.0, 1.0);
+        b += db.clamp(-1.0, 1.0);
+        if da.abs() + db.abs() < 1e-9 {
+            break;
+        }
+    }
+    // A negative slope would turn the order around: then the scores carry nothing.
+    (a.max(0.0), b)
 }
 
 fn split(w: [f64; M]) -> ([f64; N], f64) {
@@ -223,6 +319,44 @@ mod tests {
         let fresh = simulated(20_000, 2);
         let scored: Vec<(f64, bool)> = fresh.iter().map(|(f, y)| (model.probability(f), *y)).collect();
         assert!(crate::confidence::expected_calibration_error(&scored, 10) < 0.02);
+    }
+
+    /// The same among many features that say nothing.
+    fn noisy(n: usize, seed: u64) -> Vec<(Features, bool)> {
+        let mut draw = Draw::new(seed + 1000);
+        let mut answers = simulated(n, seed);
+        for (f, _) in &mut answers {
+            for x in &mut f.0[2..20] {
+                *x = draw.unit() * 4.0 - 2.0;
+            }
+        }
+        answers
+    }
+
+    #[test]
+    fn tuning_keeps_few_answers_from_being_overfitted() {
+        let fresh = noisy(20_000, 6);
+        let judge = |model: &Logistic| {
+            let scored: Vec<(f64, bool)> = fresh.iter().map(|(f, y)| (model.probability(f), *y)).collect();
+            let loss = fresh.iter().map(|(f, y)| log_loss(model.log_odds(f), *y)).sum::<f64>();
+            (loss / fresh.len() as f64, crate::confidence::expected_calibration_error(&scored, 10))
+        };
+        let loose = FitOptions { ridge: 1e-3, ..FitOptions::default() };
+        // Summed over ten draws: in about one of ten, chance favours the loose fit.
+        let (mut tuned, mut tuned_ece, mut loosely, mut loose_ece) = (0.0, 0.0, 0.0, 0.0);
+        for few in (20..30).map(|seed| noisy(150, seed)) {
+            let (loss, ece) = judge(&Logistic::fit_tuned(&few).unwrap());
+            (tuned, tuned_ece) = (tuned + loss, tuned_ece + ece);
+            let (loss, ece) = judge(&Logistic::fit(&few, loose).unwrap());
+            (loosely, loose_ece) = (loosely + loss, loose_ece + ece);
+        }
+        let (best, _) = judge(&Logistic::fit(&noisy(20_000, 7), FitOptions::default()).unwrap());
+        assert!(tuned < loosely && 10.0 * best < tuned, "{tuned} {loosely} {best}");
+        assert!(tuned_ece < loose_ece, "{tuned_ece} {loose_ece}");
+        let known: Vec<(f64, bool)> =
+            simulated(5000, 8).iter().map(|(f, y)| (3.0 * (2.0 * f.0[0] - f.0[1]), *y)).collect();
+        let (a, b) = platt(&known);
+        assert!((a - 1.0 / 3.0).abs() < 0.03 && (b - 0.3).abs() < 0.12, "{a} {b}");
     }
 
     #[test]

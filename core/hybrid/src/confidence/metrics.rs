@@ -41,6 +41,22 @@ pub fn expected_calibration_error(scored: &[(f64, bool)], bins: usize) -> f64 {
     gap / scored.len().max(1) as f64
 }
 
+/// The same over bins that hold equally many answers each: no bin is empty, and none hides where most answers are.
+#[must_use]
+#[allow(clippy::cast_precision_loss)]
+pub fn equal_mass_calibration_error(scored: &[(f64, bool)], bins: usize) -> f64 {
+    let mut sorted = scored.to_vec();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (n, bins) = (sorted.len(), bins.max(1));
+    let gap: f64 = (0..bins)
+        .map(|bin| {
+            let part = sorted.get(bin * n / bins..(bin + 1) * n / bins).unwrap_or_default();
+            part.iter().map(|(p, y)| p - if *y { 1.0 } else { 0.0 }).sum::<f64>().abs()
+        })
+        .sum();
+    gap / n.max(1) as f64
+}
+
 /// A point of the curve of accuracy over the share handed over.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HandOffPoint {
@@ -94,6 +110,8 @@ mod tests {
         let scored = [(0.9, true), (0.9, true), (0.9, false), (0.1, false)];
         let want = ((2.7f64 - 2.0).abs() + 0.1) / 4.0;
         assert!((expected_calibration_error(&scored, 10) - want).abs() < 1e-12);
+        assert!((equal_mass_calibration_error(&scored, 2) - 0.2).abs() < 1e-12);
+        assert_eq!(equal_mass_calibration_error(&[], 10), 0.0);
         assert_eq!(expected_calibration_error(&[], 10), 0.0);
         assert_eq!(expected_calibration_error(&[(1.0, true), (0.0, false)], 10), 0.0);
     }

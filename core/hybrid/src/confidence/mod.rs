@@ -13,9 +13,12 @@ mod pooled;
 mod sentence;
 mod store;
 
-pub use features::{FEATURES, Features, Observed, TokenScore};
+pub use features::{FEATURES, Features, Observed, PROMPT_FEATURES, TokenKind, TokenScore};
 pub use logistic::{FitError, FitOptions, Logistic};
-pub use metrics::{HandOffPoint, auroc, expected_calibration_error, hand_off_curve, share_needed};
+pub use metrics::{
+    HandOffPoint, auroc, equal_mass_calibration_error, expected_calibration_error, hand_off_curve,
+    share_needed,
+};
 pub use p_true::p_true;
 pub use sentence::SentenceSplitter;
 pub use store::{

@@ -11,7 +11,7 @@ use super::logistic::Logistic;
 
 /// Far above what one takes (2 KB).
 const MAX_BYTES: u64 = 64 << 10;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const N: usize = FEATURES.len();
 
 /// Which model file a calibration belongs to.
@@ -34,6 +34,9 @@ impl ModelIdentity {
     }
 }
 
+/// Calibrations that come with the library, fitted as `docs/evaluation/confidence.md` tells.
+const BUILT_IN: &[&str] = &[];
+
 /// Where a calibration comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CalibrationOrigin {
@@ -43,11 +46,13 @@ pub enum CalibrationOrigin {
     Default,
 }
 
-/// Turns features into a probability of being right.
+/// Turns features into a probability of being right. Answers whose model was asked for its own opinion have weights of their own: what the
+/// other features are worth depends on whether that one is there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     origin: CalibrationOrigin,
-    logistic: Logistic,
+    plain: Logistic,
+    asked: Option<Logistic>,
     model: Option<ModelIdentity>,
     /// How many answers it was fitted on, and how it did on others.
     pub report: Option<FitReport>,
@@ -68,6 +73,10 @@ pub struct FitReport {
     pub ece: f64,
     /// The same area for 1 - normalised entropy.
     pub entropy_auroc: f64,
+    /// The area when the model was asked for its own opinion, too.
+    pub asked_auroc: Option<f64>,
+    /// The calibration error then.
+    pub asked_ece: Option<f64>,
 }
 
 /// Why a stored calibration is not used.
@@ -110,11 +119,66 @@ struct Stored {
     version: u32,
     model: ModelIdentity,
     features: Vec<String>,
+    plain: StoredWeights,
+    asked: Option<StoredWeights>,
+    report: Option<FitReport>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredWeights {
     mean: Vec<f64>,
     scale: Vec<f64>,
     weights: Vec<f64>,
     bias: f64,
-    report: Option<FitReport>,
+}
+
+impl From<&Logistic> for StoredWeights {
+    fn from(l: &Logistic) -> Self {
+        // Six digits are more than the data carry.
+        let short = |xs: &[f64; N]| xs.iter().map(|x| (x * 1e6).round() / 1e6).collect();
+        Self {
+            mean: short(&l.mean),
+            // A scale that rounds to 0 would be none.
+            scale: l.scale.to_vec(),
+            weights: short(&l.weights),
+            bias: (l.bias * 1e6).round() / 1e6,
+        }
+    }
+}
+
+impl StoredWeights {
+    fn read(&self) -> Result<Logistic, String> {
+        let array = |name: &str, values: &[f64]| {
+            <[f64; N]>::try_from(values)
+                .ok()
+                .filter(|v| v.iter().all(|x| x.is_finite()))
+                .ok_or_else(|| format!("`{name}` must be {N} finite numbers"))
+        };
+        let scale = array("scale", &self.scale)?;
+        if scale.iter().any(|s| *s <= 0.0) || !self.bias.is_finite() {
+            return Err("`scale` must be above 0, `bias` finite".into());
+        }
+        Ok(Logistic {
+            mean: array("mean", &self.mean)?,
+            scale,
+            weights: array("weights", &self.weights)?,
+            bias: self.bias,
+        })
+    }
+}
+
+impl Stored {
+    fn read(self) -> Result<Calibration, String> {
+        if self.version != VERSION {
+            return Err(format!("version {}, expected {VERSION}", self.version));
+        }
+        if self.features != FEATURES {
+            return Err("fitted on other features: run `pannier fit-confidence` again".into());
+        }
+        let asked = self.asked.as_ref().map(StoredWeights::read).transpose()?;
+        Ok(Calibration::fitted(self.plain.read()?, asked, self.model, self.report))
+    }
 }
 
 /// Where the calibration of a model file lies: beside it, `NAME.confidence.json`.
@@ -126,10 +190,23 @@ pub fn calibration_path(model: &Path) -> PathBuf {
 }
 
 impl Calibration {
-    /// A fitted one.
+    /// A fitted one. `asked`: for answers whose model was asked for its own opinion.
     #[must_use]
-    pub fn fitted(logistic: Logistic, model: ModelIdentity, report: Option<FitReport>) -> Self {
-        Self { origin: CalibrationOrigin::Fitted, logistic, model: Some(model), report }
+    pub fn fitted(
+        plain: Logistic,
+        asked: Option<Logistic>,
+        model: ModelIdentity,
+        report: Option<FitReport>,
+    ) -> Self {
+        Self { origin: CalibrationOrigin::Fitted, plain, asked, model: Some(model), report }
+    }
+
+    /// The one that comes with the library for this model file, if there is one.
+    #[must_use]
+    pub fn built_in(model: &ModelIdentity) -> Option<Self> {
+        let read = |text: &&str| serde_json::from_str::<Stored>(text).ok();
+        let stored = BUILT_IN.iter().filter_map(read).find(|s| s.model == *model)?;
+        stored.read().ok()
     }
 
     /// Where it comes from.
@@ -138,27 +215,36 @@ impl Calibration {
         self.origin
     }
 
+    /// Whether it has weights for answers whose model was asked for its own opinion.
+    #[must_use]
+    pub fn has_opinion(&self) -> bool {
+        self.asked.is_some()
+    }
+
     /// The probability that an answer with these features is right.
     #[must_use]
     pub fn probability(&self, features: &Features) -> f64 {
-        self.logistic.probability(features)
+        match &self.asked {
+            Some(asked) if features.knows_p_true() => asked.probability(features),
+            _ => self.plain.probability(&features.without_p_true()),
+        }
     }
 
-    /// The calibration beside a model file; the default if there is none.
+    /// The calibration of a model file: the one beside it, else the one that comes with the library, else the default.
     ///
     /// # Errors
-    /// There is one, but it cannot be used. Whoever goes on with the default then should say so.
+    /// There is one beside it, but it cannot be used. Whoever goes on with the default then should say so.
     pub fn beside(model: &Path) -> Result<Self, CalibrationError> {
         let path = calibration_path(model);
-        if !path.exists() {
-            return Ok(Self::default());
-        }
         let wanted = ModelIdentity::of(model).map_err(|source| CalibrationError::Io {
             action: "look at",
             path: model.to_owned(),
             source,
         })?;
-        Self::load(&path, &wanted)
+        if path.exists() {
+            return Self::load(&path, &wanted);
+        }
+        Ok(Self::built_in(&wanted).unwrap_or_default())
     }
 
     /// Reads a calibration for this model file.
@@ -175,22 +261,6 @@ impl Calibration {
             return Err(malformed(format!("more than {MAX_BYTES} bytes")));
         }
         let stored: Stored = serde_json::from_str(&text).map_err(|e| malformed(e.to_string()))?;
-        if stored.version != VERSION {
-            return Err(malformed(format!("version {}, expected {VERSION}", stored.version)));
-        }
-        if stored.features != FEATURES {
-            return Err(malformed("fitted on other features: run `pannier fit-confidence` again".into()));
-        }
-        let array = |name: &str, values: &[f64]| -> Result<[f64; N], CalibrationError> {
-            <[f64; N]>::try_from(values)
-                .ok()
-                .filter(|v| v.iter().all(|x| x.is_finite()))
-                .ok_or_else(|| malformed(format!("`{name}` must be {N} finite numbers")))
-        };
-        let scale = array("scale", &stored.scale)?;
-        if scale.iter().any(|s| *s <= 0.0) || !stored.bias.is_finite() {
-            return Err(malformed("`scale` must be above 0, `bias` finite".into()));
-        }
         if stored.model != *wanted {
             return Err(CalibrationError::OtherModel {
                 path: path.to_owned(),
@@ -198,13 +268,7 @@ impl Calibration {
                 wanted: wanted.clone(),
             });
         }
-        let logistic = Logistic {
-            mean: array("mean", &stored.mean)?,
-            scale,
-            weights: array("weights", &stored.weights)?,
-            bias: stored.bias,
-        };
-        Ok(Self::fitted(logistic, stored.model, stored.report))
+        stored.read().map_err(malformed)
     }
 
     /// Writes it; only a fitted one can be written. The file is whole or absent, never half.
@@ -216,15 +280,12 @@ impl Calibration {
         let Some(model) = self.model.clone() else {
             return Err(io("write", std::io::Error::other("the default calibration belongs to no model")));
         };
-        let l = &self.logistic;
         let stored = Stored {
             version: VERSION,
             model,
             features: FEATURES.iter().map(|n| (*n).to_owned()).collect(),
-            mean: l.mean.to_vec(),
-            scale: l.scale.to_vec(),
-            weights: l.weights.to_vec(),
-            bias: l.bias,
+            plain: (&self.plain).into(),
+            asked: self.asked.as_ref().map(Into::into),
             report: self.report,
         };
         let text = serde_json::to_string_pretty(&stored).map_err(|e| io("write", e.into()))?;
@@ -242,7 +303,9 @@ impl Default for Calibration {
     fn default() -> Self {
         Self {
             origin: CalibrationOrigin::Default,
-            logistic: super::pooled::logistic(),
+            plain: super::pooled::logistic(),
+            // Not asked is as good as undecided.
+            asked: Some(super::pooled::logistic()),
             model: None,
             report: None,
         }
@@ -252,12 +315,12 @@ impl Default for Calibration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::confidence::{Observed, TokenScore};
+    use crate::confidence::{Observed, TokenKind, TokenScore};
 
     fn sample() -> Calibration {
         let logistic = Logistic { mean: [0.25; N], scale: [1.5; N], weights: [0.125; N], bias: -0.1 };
         let model = ModelIdentity { file: "m.gguf".into(), bytes: 7 };
-        Calibration::fitted(logistic, model, None)
+        Calibration::fitted(logistic.clone(), Some(logistic), model, None)
     }
 
     #[test]
@@ -274,6 +337,30 @@ mod tests {
     }
 
     #[test]
+    fn the_built_in_ones_are_usable_and_found_by_their_models() {
+        for text in BUILT_IN {
+            let stored: Stored = serde_json::from_str(text).unwrap();
+            let model = stored.model.clone();
+            let read = stored.read().unwrap();
+            assert!(read.report.is_some_and(|r| r.judged_on > 0 && r.auroc > 0.5));
+            assert_eq!(Calibration::built_in(&model), Some(read));
+            assert_eq!(Calibration::built_in(&ModelIdentity { bytes: 1, ..model }), None);
+        }
+    }
+
+    #[test]
+    fn an_opinion_has_weights_of_its_own() {
+        let plain = Logistic { mean: [0.0; N], scale: [1.0; N], weights: [0.0; N], bias: -2.0 };
+        let asked = Logistic { bias: 2.0, ..plain.clone() };
+        let both = Calibration { asked: Some(asked), plain, ..sample() };
+        let mut seen = Observed::new();
+        seen.push(TokenScore { id: 0, kind: TokenKind::Word, logprob: -0.1, margin: 0.5, entropy: 1.0 });
+        assert!(both.probability(&seen.features().unwrap()) < 0.2);
+        seen.set_p_true(0.5);
+        assert!(both.probability(&seen.features().unwrap()) > 0.8);
+    }
+
+    #[test]
     fn broken_files_are_named_not_used() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.json");
@@ -281,7 +368,7 @@ mod tests {
         sample().save(&path).unwrap();
         let good = std::fs::read_to_string(&path).unwrap();
         for (from, to) in [
-            ("\"version\": 1", "\"version\": 2"),
+            ("\"version\": 2", "\"version\": 1"),
             ("mean_logprob", "mean_loglog"),
             ("1.5", "0.0"),
             ("0.125", "1e999"),
@@ -300,7 +387,7 @@ mod tests {
         let score = |logprob: f32, margin: f32, entropy: f32| {
             let mut seen = Observed::new();
             for id in 0..8 {
-                seen.push(TokenScore { id, logprob, margin, entropy });
+                seen.push(TokenScore { id, kind: TokenKind::Word, logprob, margin, entropy });
             }
             Calibration::default().probability(&seen.features().unwrap())
         };

@@ -11,6 +11,17 @@ pub(super) fn has_words(answer: &str, expected: &str) -> bool {
     !expected.is_empty() && answer.windows(expected.len()).any(|w| w == expected)
 }
 
+/// The last letter that stands alone, in lower case: what an answer about letters comes to.
+pub(super) fn last_letter(answer: &str) -> Option<char> {
+    let single = |word: &String| word.chars().count() == 1;
+    words(answer).iter().rfind(|w| single(w)).and_then(|w| w.chars().next())
+}
+
+/// Whether the word stands in the answer in this very case: the symbol "He" is not "he".
+pub(super) fn has_exact_word(answer: &str, expected: &str) -> bool {
+    answer.split(|c: char| !c.is_alphanumeric()).any(|w| w == expected)
+}
+
 /// The last number of a text. Thousands may be grouped by commas; "12 + 7 = 19" ends with the result.
 pub(super) fn last_number(text: &str) -> Option<i64> {
     let chars: Vec<char> = text.chars().collect();

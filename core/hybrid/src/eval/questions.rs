@@ -20,10 +20,12 @@ pub enum Task {
     Code,
     /// Facts.
     Facts,
+    /// An app's own question; not generated.
+    Own,
 }
 
 impl Task {
-    /// All of them.
+    /// All that are generated.
     pub const ALL: [Task; 6] =
         [Task::Arithmetic, Task::Sequence, Task::Strings, Task::Recall, Task::Code, Task::Facts];
 
@@ -37,6 +39,7 @@ impl Task {
             Task::Recall => "recall",
             Task::Code => "code",
             Task::Facts => "facts",
+            Task::Own => "own",
         }
     }
 }
@@ -54,16 +57,40 @@ pub struct Question {
     pub prompt: String,
     /// What is right; alternatives are separated by `|`.
     pub expected: String,
+    /// What a right answer does not name: the other candidates of the prompt.
+    pub decoys: Vec<String>,
 }
 
 impl Question {
-    /// Whether this answer is right: its last number for tasks with numbers, else the expected words in it.
+    /// Whether this answer is right. Answers may be sentences that repeat the question: where a number is asked for, the last one
+    /// counts; of letters, the last that stands alone; else the expected words must be there, and no decoy.
     #[must_use]
     pub fn is_right(&self, answer: &str) -> bool {
         self.expected.split('|').any(|expected| match expected.parse::<i64>() {
-            Ok(number) => check::last_number(answer) == Some(number),
-            Err(_) => check::has_words(answer, expected),
+            // "There are 60 minutes in 1 hour": a fact may be followed by another number.
+            Ok(number) if self.task != Task::Facts => check::last_number(answer) == Some(number),
+            Err(_) if expected.chars().count() == 1 => {
+                check::last_letter(answer) == expected.chars().next().map(|c| c.to_ascii_lowercase())
+            }
+            Err(_) if expected.len() == 2 => check::has_exact_word(answer, expected),
+            _ => {
+                check::has_words(answer, expected)
+                    && !self.decoys.iter().any(|decoy| check::has_words(answer, decoy))
+            }
         })
+    }
+}
+
+/// A prompt with its answer, on the way to a [`Question`].
+struct Drawn {
+    prompt: String,
+    expected: String,
+    decoys: Vec<String>,
+}
+
+impl From<(String, String)> for Drawn {
+    fn from((prompt, expected): (String, String)) -> Self {
+        Self { prompt, expected, decoys: Vec::new() }
     }
 }
 
@@ -80,9 +107,9 @@ pub fn questions(n: usize, seed: u64) -> Vec<Question> {
         let level = u8::try_from(turn / Task::ALL.len() % 5).unwrap_or(0) + 1;
         turn += 1;
         for _ in 0..12 {
-            let (prompt, expected) = one(&mut draw, task, level);
+            let Drawn { prompt, expected, decoys } = one(&mut draw, task, level);
             if seen.insert(prompt.clone()) {
-                out.push(Question { id: out.len(), task, level, prompt, expected });
+                out.push(Question { id: out.len(), task, level, prompt, expected, decoys });
                 break;
             }
         }
@@ -96,17 +123,17 @@ pub fn questions(n: usize, seed: u64) -> Vec<Question> {
     out
 }
 
-fn one(draw: &mut Draw, task: Task, level: u8) -> (String, String) {
+fn one(draw: &mut Draw, task: Task, level: u8) -> Drawn {
     match task {
-        Task::Arithmetic => arithmetic(draw, level),
-        Task::Sequence => sequence(draw, level),
-        Task::Strings => strings(draw, level),
+        Task::Arithmetic => arithmetic(draw, level).into(),
+        Task::Sequence => sequence(draw, level).into(),
+        Task::Strings => strings(draw, level).into(),
         Task::Recall => recall(draw, level),
         Task::Code => {
             let (program, output) = programs::program(draw, level);
-            (format!("What does this Python program print?\n{program}"), output)
+            (format!("What does this Python program print?\n{program}"), output).into()
         }
-        Task::Facts => fact(draw, level),
+        Task::Facts | Task::Own => fact(draw, level).into(),
     }
 }
 
@@ -183,7 +210,7 @@ fn letter(of: &[char], at: usize) -> String {
     of.get(at).map(char::to_string).unwrap_or_default()
 }
 
-fn recall(draw: &mut Draw, level: u8) -> (String, String) {
+fn recall(draw: &mut Draw, level: u8) -> Drawn {
     let pairs = match level {
         1 => 2,
         2 => 4,
@@ -202,15 +229,17 @@ fn recall(draw: &mut Draw, level: u8) -> (String, String) {
     // The hard half asks backwards, or for the neighbour.
     match (level, draw.below(3)) {
         (3.., 0) if values.iter().filter(|v| **v == value).count() == 1 => {
-            (format!("{}. Which key has the value {value}?", list.join(", ")), key.to_owned())
+            let decoys = keys.iter().filter(|k| **k != key).map(|k| (*k).to_owned()).collect();
+            let prompt = format!("{}. Which key has the value {value}?", list.join(", "));
+            Drawn { prompt, expected: key.to_owned(), decoys }
         }
         (4.., 1) => {
             let other = draw.below(pairs);
             let (b, second) =
                 (keys.get(other).copied().unwrap_or_default(), values.get(other).copied().unwrap_or(0));
-            (format!("{}. What is {key} plus {b}?", list.join(", ")), (value + second).to_string())
+            (format!("{}. What is {key} plus {b}?", list.join(", ")), (value + second).to_string()).into()
         }
-        _ => (format!("{}. What is the value of {key}?", list.join(", ")), value.to_string()),
+        _ => (format!("{}. What is the value of {key}?", list.join(", ")), value.to_string()).into(),
     }
 }
 
@@ -250,17 +279,26 @@ mod tests {
 
     #[test]
     fn answers_are_judged() {
-        let q = |expected: &str| Question {
+        let q = |task, expected: &str| Question {
             id: 0,
-            task: Task::Facts,
+            task,
             level: 1,
             prompt: String::new(),
             expected: expected.into(),
+            decoys: vec!["lamp".into()],
         };
-        assert!(q("19").is_right("12 + 7 = 19"));
-        assert!(!q("19").is_right("19 is not it, 20 is"));
-        assert!(q("7|seven").is_right("There are seven days."));
-        assert!(q("C").is_right("The symbol is C."));
-        assert!(!q("C").is_right("Carbon"));
+        assert!(q(Task::Arithmetic, "19").is_right("12 + 7 = 19"));
+        assert!(!q(Task::Arithmetic, "19").is_right("19 is not it, 20 is"));
+        assert!(q(Task::Facts, "7|seven").is_right("There are seven days."));
+        assert!(q(Task::Facts, "60|sixty").is_right("There are 60 minutes in 1 hour."));
+        assert!(q(Task::Facts, "C").is_right("The symbol is C."));
+        assert!(!q(Task::Facts, "C").is_right("Carbon"));
+        assert!(
+            q(Task::Facts, "He").is_right("It is He.") && !q(Task::Facts, "He").is_right("he does not know")
+        );
+        assert!(q(Task::Strings, "a").is_right("A first letter is \"a\"."));
+        assert!(!q(Task::Strings, "a").is_right("A last letter of a word is \"t\"."));
+        assert!(q(Task::Recall, "door").is_right("It is door."));
+        assert!(!q(Task::Recall, "door").is_right("lamp=3, door=4"));
     }
 }

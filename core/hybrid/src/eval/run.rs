@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::questions::Question;
-use crate::confidence::{Observed, TokenScore};
+use crate::confidence::{Observed, TokenKind, TokenScore};
 
 /// How questions are asked.
 #[derive(Debug, Clone)]
@@ -20,6 +20,8 @@ pub struct AnswerOptions {
     pub examples: Vec<(String, String)>,
     /// At most this many tokens.
     pub max_tokens: usize,
+    /// An answer ends before the first of these.
+    pub stop: Vec<String>,
     /// Also ask the model whether it is right.
     pub p_true: bool,
 }
@@ -27,15 +29,18 @@ pub struct AnswerOptions {
 impl Default for AnswerOptions {
     fn default() -> Self {
         let examples = [
-            ("What is 2 + 1?", "3"),
-            ("What is the capital of Ireland?", "Dublin"),
-            ("Write \"pot\" backwards.", "top"),
-            ("What does this Python program print?\nprint(4 - 2)", "2"),
+            ("What is 2 + 1?", "2 + 1 is 3."),
+            ("What is the capital of Ireland?", "The capital of Ireland is Dublin."),
+            ("Write \"pot\" backwards.", "The word \"pot\" backwards is \"top\"."),
+            ("What does this Python program print?\nprint(4 - 2)", "The program prints 2."),
         ];
         Self {
-            system: "Answer with the result only.".into(),
+            // As assistants speak. In a sentence, most tokens say nothing about the result, as in any longer answer.
+            system: "Answer in one short sentence.".into(),
             examples: examples.map(|(q, a)| (q.to_owned(), a.to_owned())).into(),
-            max_tokens: 24,
+            max_tokens: 32,
+            // What comes after the first line is talk.
+            stop: vec!["\n".into()],
             p_true: false,
         }
     }
@@ -57,15 +62,19 @@ pub struct Record {
     pub p_true: Option<f64>,
     /// `[id, log-probability, margin, entropy]` of each token.
     pub tokens: Vec<(u32, f32, f32, f32)>,
+    /// The text of each token.
+    #[serde(default)]
+    pub pieces: Vec<String>,
 }
 
 impl Record {
-    /// The scores, for features.
+    /// The scores of this answer to `prompt`, for features.
     #[must_use]
-    pub fn observed(&self) -> Observed {
-        let mut seen = Observed::new();
-        for &(id, logprob, margin, entropy) in &self.tokens {
-            seen.push(TokenScore { id, logprob, margin, entropy });
+    pub fn observed(&self, prompt: &str) -> Observed {
+        let mut seen = Observed::answer_to(prompt);
+        for (at, &(id, logprob, margin, entropy)) in self.tokens.iter().enumerate() {
+            let kind = TokenKind::of(self.pieces.get(at).map_or("", String::as_str));
+            seen.push(TokenScore { id, kind, logprob, margin, entropy });
         }
         seen.finish(if self.ended { FinishReason::Stop { eog: 0 } } else { FinishReason::Length });
         if let Some(p) = self.p_true {
@@ -86,7 +95,11 @@ pub fn answer_all<F: Forward>(
     options: &AnswerOptions,
     mut each: impl FnMut(&Question, Record) -> ControlFlow<()>,
 ) -> pannier::Result<()> {
-    let chat = model.chat(ChatOptions { system: Some(options.system.clone()), ..ChatOptions::default() })?;
+    let tokenizer = model.tokenizer()?;
+    let chat = model.chat(ChatOptions {
+        system: Some(options.system.clone()).filter(|s| !s.is_empty()),
+        ..ChatOptions::default()
+    })?;
     let mut beginning = chat.history();
     for (question, answer) in &options.examples {
         beginning.push(ChatMessage::new(Role::User, question.as_str()));
@@ -94,11 +107,8 @@ pub fn answer_all<F: Forward>(
     }
     for question in questions {
         chat.set_history(beginning.clone())?;
-        let generation = GenerationOptions {
-            // What comes after the first line is talk.
-            stop: vec!["\n".into()],
-            ..GenerationOptions::greedy(options.max_tokens)
-        };
+        let generation =
+            GenerationOptions { stop: options.stop.clone(), ..GenerationOptions::greedy(options.max_tokens) };
         let completion = chat.send(&question.prompt, generation, &mut |_| ControlFlow::Continue(()))?;
         let p_true = if options.p_true { crate::confidence::p_true(&chat)? } else { None };
         let round = |x: f32| (x * 1e4).round() / 1e4;
@@ -109,7 +119,12 @@ pub fn answer_all<F: Forward>(
                 completion.finish_reason,
                 FinishReason::Stop { .. } | FinishReason::StopString { .. }
             ),
-            p_true: p_true.map(|p| (p * 1e4).round() / 1e4),
+            p_true: p_true.map(|p| (p * 1e6).round() / 1e6),
+            pieces: completion
+                .tokens
+                .iter()
+                .map(|t| String::from_utf8_lossy(&tokenizer.decode_token_bytes(t.id)).into_owned())
+                .collect(),
             tokens: completion
                 .tokens
                 .iter()

@@ -3,8 +3,11 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 use reqwest::{Response, Url};
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
@@ -297,8 +300,10 @@ impl Request {
     /// Why the server refused.
     async fn refusal(&self, mut response: Response) -> CloudError {
         let status = response.status().as_u16();
-        let retry_after =
-            response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok()).and_then(retry::retry_after);
+        let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
+        let ours = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let now = header(DATE).and_then(retry::http_date).unwrap_or_else(ours);
+        let retry_after = header(RETRY_AFTER).and_then(|value| retry::retry_after(value, now));
         let mut text = Vec::new();
         while text.len() < MAX_ERROR_BODY {
             match self.chunk(&mut response).await {

@@ -52,11 +52,11 @@ struct Handed {
 }
 
 impl Draft {
-    fn new(settled: bool) -> Self {
+    fn new(settled: bool, nothing: Observed) -> Self {
         Self {
             text: String::new(),
-            seen: Observed::new(),
-            sentence: Observed::new(),
+            seen: nothing.clone(),
+            sentence: nothing,
             splitter: SentenceSplitter::new(),
             sentence_start: 0,
             accepted: 0,
@@ -80,9 +80,15 @@ impl<'a> Turn<'a> {
 
     /// Runs to the end.
     pub fn run(&self, out: &mut Out<'_, '_>) -> Result<Finished, HybridError> {
+        // Counting may load the model, so only those count who look at the number. The cloud's own answer does not need it.
+        let counts = match self.parts.policy {
+            HybridPolicy::EdgeFirst(_) => true,
+            HybridPolicy::CloudFirst => self.parts.rules.rule.is_some(),
+            HybridPolicy::OnDeviceOnly | HybridPolicy::CloudOnly => false,
+        };
         let facts = AdmissionFacts {
             // A template that refuses is reported by the generation itself.
-            prompt_tokens: self.session.edge.token_count(self.messages).ok(),
+            prompt_tokens: if counts { self.session.edge.token_count(self.messages).ok() } else { None },
             task: self.options.task.as_deref(),
             device: self.parts.device.state(),
         };
@@ -116,6 +122,12 @@ impl<'a> Turn<'a> {
 
     fn may_hand_over(&self) -> bool {
         self.edge_first().is_some() && self.cloud().is_ok()
+    }
+
+    /// What is known of the answer before it begins: the question.
+    fn nothing_yet(&self) -> Observed {
+        let asked = self.messages.iter().rfind(|m| m.role == pannier::session::Role::User);
+        Observed::answer_to(asked.map_or("", |m| m.content.as_str()))
     }
 
     fn now(&self) -> Duration {
@@ -260,7 +272,7 @@ impl<'a> Turn<'a> {
     fn edge(&self, out: &mut Out<'_, '_>, settled: bool) -> Result<Finished, HybridError> {
         let mut settled = settled;
         loop {
-            let mut draft = Draft::new(settled);
+            let mut draft = Draft::new(settled, self.nothing_yet());
             let limit = self.edge_first().filter(|_| !settled).and_then(|e| e.max_edge_latency);
             let watchdog = limit.map(|after| Watchdog::arm(after, &self.session.edge));
             let mut generation = self.options.generation.clone();
@@ -333,7 +345,8 @@ impl<'a> Turn<'a> {
         if draft.settled || !ours || !self.may_hand_over() {
             return Err(error.into());
         }
-        let reason = Reason::EdgeFailed { error: error.to_string() };
+        // Events are kept and sent by apps: no path, no text of the conversation.
+        let reason = Reason::EdgeFailed { error: pannier::lifecycle::public_message(&error) };
         self.decide(out, DecisionPoint::Failure, Route::Cloud, reason, None);
         match self.replace(out, "") {
             Asked::Answered(finish) => {
@@ -359,14 +372,17 @@ impl<'a> Turn<'a> {
             GenerationEvent::Prefill { done, total } => out.tell(HybridEvent::Prefill { done, total }),
             GenerationEvent::Notice(notice) => out.tell(HybridEvent::Notice(notice)),
             GenerationEvent::Text { text, tokens } => {
-                draft.seen.extend(tokens);
-                draft.sentence.extend(tokens);
+                let kind = |id| self.session.edge.token_kind(id);
+                draft.seen.extend(tokens, kind);
+                draft.sentence.extend(tokens, kind);
                 self.grow(out, draft, text, watchdog);
             }
             // Terminal events become the turn's own.
             _ => {}
         }
-        if draft.handed.is_some() || out.stopped() {
+        // A model that was still being loaded when the time was up could not be cancelled then.
+        let late = watchdog.is_some_and(Watchdog::fired);
+        if draft.handed.is_some() || late || out.stopped() {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())
@@ -479,8 +495,8 @@ impl<'a> Turn<'a> {
         completion: Completion,
     ) -> Result<Finished, HybridError> {
         // What no `Text` event carried, such as the tokens of a stop string, belongs to the answer all the same.
-        let mut whole = Observed::new();
-        whole.extend(&completion.tokens);
+        let mut whole = self.nothing_yet();
+        whole.extend(&completion.tokens, |id| self.session.edge.token_kind(id));
         whole.finish(completion.finish_reason);
         draft.seen = whole;
         draft.text.clone_from(&completion.text);

@@ -42,10 +42,58 @@ enum Fault {
     Empty,
 }
 
+const STATUSES: [u16; 10] = [400, 401, 403, 404, 408, 429, 500, 502, 503, 504];
+
 impl Fault {
+    /// All of them.
+    fn all() -> Vec<Self> {
+        let mut all = vec![
+            Self::None,
+            Self::NoDone,
+            Self::NoFinish,
+            Self::TextAfterDone,
+            Self::NotStreamed,
+            Self::Refused,
+            Self::Slam,
+            Self::CloseBeforeHeaders,
+            Self::StallBeforeHeaders,
+            Self::GarbageHeaders,
+            Self::Close,
+            Self::Stall,
+            Self::BadJson,
+            Self::BadUtf8,
+            Self::WrongType,
+            Self::ErrorEvent,
+            Self::EndlessLine,
+            Self::HalfChunk,
+            Self::BadChunkSize,
+            Self::EndWithoutFinish,
+            Self::Empty,
+        ];
+        for status in STATUSES {
+            all.extend([None, Some(0), Some(3600)].map(|after| Self::Status(status, after)));
+        }
+        all
+    }
+
+    /// Whether it can come behind any piece of the answer.
+    fn has_points(self) -> bool {
+        matches!(
+            self,
+            Self::Close
+                | Self::Stall
+                | Self::BadJson
+                | Self::BadUtf8
+                | Self::WrongType
+                | Self::ErrorEvent
+                | Self::EndlessLine
+                | Self::HalfChunk
+                | Self::BadChunkSize
+        )
+    }
+
     fn pick(draw: &mut Draw) -> Self {
-        let statuses = [400, 401, 403, 404, 408, 429, 500, 502, 503, 504];
-        let status = statuses[draw.below(statuses.len())];
+        let status = STATUSES[draw.below(STATUSES.len())];
         let after = [None, Some(0), Some(3600)][draw.below(3)];
         let all = [
             Self::None,
@@ -199,7 +247,9 @@ struct Case {
 
 const SENTENCES: [&str; 2] = ["A sure beginning. ", "Another sure one. "];
 
-fn case(draw: &mut Draw, device: &str) -> Case {
+const CASES: usize = 6;
+
+fn case(which: usize, draw: &mut Draw, device: &str) -> Case {
     let edge_first = |style, hold| {
         HybridPolicy::EdgeFirst(EdgeFirst {
             min_confidence: 0.5,
@@ -213,7 +263,7 @@ fn case(draw: &mut Draw, device: &str) -> Case {
     let pieces: &[&str] = &["Die Wolke", " sagt: \"grün\"", "\n", "🙂🙃", " und Schluß."];
     let text = pieces.concat();
     let plain = |policy| Case { policy, pieces, good: text.clone(), source: Source::Cloud };
-    match draw.below(6) {
+    match which {
         0 => plain(edge_first(HandOffStyle::Replace, true)),
         1 => plain(edge_first(HandOffStyle::Replace, false)),
         2 => Case {
@@ -241,14 +291,23 @@ fn device() -> ScriptedEdge {
 
 fn run(seed: u64, server: &Server) {
     let mut draw = Draw::new(seed);
+    let which = draw.below(CASES);
+    let fault = Fault::pick(&mut draw);
+    let at = draw.below(POINTS);
+    let heals = fault.is_retried() && draw.below(2) == 0;
+    play(seed, &mut draw, which, (fault, at, heals), server);
+}
+
+/// No answer of the script has more pieces: its end counts as one, and what is beyond it as the end.
+const POINTS: usize = 6;
+
+fn play(seed: u64, draw: &mut Draw, which: usize, (fault, at, heals): (Fault, usize, bool), server: &Server) {
     let edge = device();
     let draft = edge.text();
-    let case = case(&mut draw, &draft);
-    let fault = Fault::pick(&mut draw);
-    let at = draw.below(case.pieces.len() + 1);
-    let heals = fault.is_retried() && draw.below(2) == 0;
-    let first = plan(&mut draw, fault, case.pieces, at);
-    let second = plan(&mut draw, if heals { Fault::None } else { fault }, case.pieces, at);
+    let case = case(which, draw, &draft);
+    let at = at.min(case.pieces.len());
+    let first = plan(draw, fault, case.pieces, at);
+    let second = plan(draw, if heals { Fault::None } else { fault }, case.pieces, at);
     server.plan([first, second]);
 
     let url = if fault == Fault::Refused { "http://127.0.0.1:1/v1".to_owned() } else { server.url() };
@@ -298,21 +357,85 @@ fn run(seed: u64, server: &Server) {
     }
 }
 
-#[test]
-fn a_thousand_random_schedules() {
+/// Does `0..n` on several threads, each with a server of its own.
+fn in_parallel(n: usize, work: impl Fn(usize, &Server) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 let server = Server::start();
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= SCHEDULES {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    if i >= n {
                         break;
                     }
-                    run(seed as u64, &server);
+                    work(i, &server);
                 }
             });
         }
     });
+}
+
+#[test]
+fn a_thousand_random_schedules() {
+    in_parallel(SCHEDULES, |seed, server| run(seed as u64, server));
+}
+
+#[test]
+fn every_failure_at_every_point_in_every_style() {
+    let mut all = Vec::new();
+    for fault in Fault::all() {
+        for at in 0..if fault.has_points() { POINTS } else { 1 } {
+            for heals in [false, true] {
+                if !heals || fault.is_retried() {
+                    all.extend((0..CASES).map(|which| (which, (fault, at, heals))));
+                }
+            }
+        }
+    }
+    assert!(all.len() > 600, "{}", all.len());
+    in_parallel(all.len(), |i, server| {
+        let (which, what) = all[i];
+        play(i as u64, &mut Draw::new(i as u64), which, what, server);
+    });
+}
+
+/// Threads of this process.
+#[cfg(target_os = "linux")]
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+/// In a process of its own, where no other test has threads: after hand-offs that fail in many ways, everything that was started is gone.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_thread_and_no_descriptor_is_left() {
+    const CHILD: &str = "PANNIER_HYBRID_LEAKS";
+    if std::env::var_os(CHILD).is_none() {
+        let me = std::env::current_exe().unwrap();
+        let name = "faults::no_thread_and_no_descriptor_is_left";
+        let status = std::process::Command::new(me).args([name, "--exact"]).env(CHILD, "1").status().unwrap();
+        assert!(status.success());
+        return;
+    }
+    let descriptors = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let round = || in_parallel(60, |seed, server| run(seed as u64, server));
+    // The first round pays for what lives as long as the process.
+    round();
+    let settle = |before: (usize, usize)| {
+        let begun = Instant::now();
+        loop {
+            let now = (threads(), descriptors());
+            if now.0 <= before.0 && now.1 <= before.1 {
+                return now;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{before:?} became {now:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    std::thread::sleep(Duration::from_millis(500));
+    let before = (threads(), descriptors());
+    round();
+    round();
+    settle(before);
 }
