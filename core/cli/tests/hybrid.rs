@@ -1,4 +1,5 @@
 //! `pannier serve`, `pannier chat` with a cloud, and `pannier fit-confidence`, with a real model on both sides.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, too")]
 
 mod common;
 

@@ -129,7 +129,7 @@ impl Logistic {
     /// [`FitError`].
     pub fn fit_tuned(answers: &[(Features, bool)]) -> Result<Self, FitError> {
         enough(answers)?;
-        let mut best: Option<(f64, f64, Vec<(f64, bool)>)> = None;
+        let mut best: Option<(f64, f64, Scored)> = None;
         for ridge in RIDGES {
             let scored = cross_fit(answers, ridge)?;
             let loss = scored.iter().map(|(z, y)| log_loss(*z, *y)).sum::<f64>();
@@ -179,9 +179,12 @@ const RIDGES: [f64; 6] = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0];
 /// Parts that are scored by the others.
 const FOLDS: usize = 5;
 
+/// For each answer its log-odds, and whether it was right.
+type Scored = Vec<(f64, bool)>;
+
 /// The log-odds of each answer by a fit that has not seen it. Every fifth answer is left out together: files are often sorted, and neighbours
 /// alike.
-fn cross_fit(answers: &[(Features, bool)], ridge: f64) -> Result<Vec<(f64, bool)>, FitError> {
+fn cross_fit(answers: &[(Features, bool)], ridge: f64) -> Result<Scored, FitError> {
     let mut scored = Vec::with_capacity(answers.len());
     for fold in 0..FOLDS {
         let (out, rest): (Vec<_>, Vec<_>) = answers.iter().enumerate().partition(|(i, _)| i % FOLDS == fold);
