@@ -4,7 +4,7 @@ use super::blocks::Weights;
 use super::pass::Context;
 use std::fmt;
 
-/// Sees the activations that are about to be multiplied with each weight matrix, in f32, before anything is rounded.
+/// Sees the activations that are about to be multiplied with each weight matrix, in f32, before they are quantised.
 ///
 /// It is called on the thread of the forward pass. Matrices that share an input are reported one after the other with the
 /// same rows. A pass that nobody observes does no work for it, and one that is observed gives the same bits.
