@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 use common::{assert_fails, json, keys, models, pannier, run, smollm2, text};
 use serde_json::{Value, json as object};
 
-const FRANCE: &str = "What is the capital of France?";
+const FRANCE: &str = "Which city is the capital of France?";
 
 /// `pannier serve` on a free port, killed at the end.
 struct Serving {
@@ -199,7 +199,7 @@ fn confidence_is_fitted_on_labels_and_used_afterwards() {
     for at in 0..100 {
         let (country, city) = (countries[at % 10], cities[(at + at / 10) % 10]);
         let line = object!({
-            "prompt": format!("What is the capital of {country}?"),
+            "prompt": format!("Which city is the capital of {country}?"),
             "answer": format!("The capital of {country} is {city}."),
             "right": at < 10,
         });

@@ -52,7 +52,7 @@ pub fn calibrate(
     check(runner, options.window)?;
     let mut windows = ids.len().div_ceil(options.window);
     let last = ids.len() - windows.saturating_sub(1) * options.window;
-    if windows > 1 && last < SHORTEST {
+    if windows > 1 && last < SHORTEST.min(options.window) {
         windows -= 1;
     }
     let windows = windows.min(options.limit.unwrap_or(usize::MAX));

@@ -124,7 +124,8 @@ fn perplexity_is_that_of_the_logits() {
         }
     }
     let expected = (sum / f64::from(count)).exp();
-    assert!((found.ppl.value / expected - 1.0).abs() < 1e-9, "{} {expected}", found.ppl.value);
+    // The engine's exponential has the precision of f32.
+    assert!((found.ppl.value / expected - 1.0).abs() < 1e-7, "{} {expected}", found.ppl.value);
     assert!(found.ppl.low < found.ppl.value && found.ppl.value < found.ppl.high);
     let short = judge::perplexity(&mut runner, &ids[..30], &text(40), &cancel, &mut |_, _, _| {});
     assert!(matches!(short, Err(Error::TextTooShort { tokens: 30, needed: 40 })));

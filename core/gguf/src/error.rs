@@ -372,7 +372,9 @@ impl Error {
         }
     }
 
-    pub(crate) fn in_file(self, path: &std::path::Path) -> Error {
+    /// The same, with the file it is about.
+    #[must_use]
+    pub fn in_file(self, path: &std::path::Path) -> Error {
         match self {
             already @ Error::InFile { .. } => already,
             fault => Error::InFile { path: path.to_path_buf(), fault: Box::new(fault) },

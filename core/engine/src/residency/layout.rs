@@ -139,6 +139,11 @@ impl Layout {
         &self.units
     }
 
+    /// Their ids, in pass order.
+    pub fn ids(&self) -> impl Iterator<Item = UnitId> + use<> {
+        (0..self.units.len() as u32).map(UnitId)
+    }
+
     /// Bytes of the matrices of all units.
     pub fn bytes(&self) -> u64 {
         self.units.iter().map(Unit::bytes).sum()

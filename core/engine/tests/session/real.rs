@@ -15,13 +15,14 @@ use crate::fake::{End, Told, listen};
 
 const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// Greedy continuations by exact arithmetic: prompts and what follows.
+/// Greedy continuations by exact arithmetic: prompts and what follows. The first ends where two tokens have logits within 0.06 of
+/// each other, by products of 16 bits everywhere: an eighth bit decides there.
 const GREEDY: [(&str, &[u32]); 2] = [
     (
         "<|im_start|>user\nName three rivers in Europe.<|im_end|>\n<|im_start|>assistant\n",
         &[
             33, 30, 37939, 3992, 42, 378, 3995, 4626, 281, 1910, 28, 357, 8634, 738, 260, 1911, 282, 1910,
-            284, 314, 253, 4334, 599, 282,
+            284, 314, 253,
         ],
     ),
     (
@@ -125,9 +126,11 @@ fn a_budget_smaller_than_the_model_changes_no_token_and_is_kept() {
     let model = Model::load(path(), &options, &mut |_| {}).unwrap();
     let accountant = model.accountant().clone();
     let (prompt, golden) = GREEDY[0];
-    let options = GenerationOptions { ignore_eog: true, ..GenerationOptions::greedy(golden.len().min(24)) };
-    let completion = model.session().generate(prompt, options, &mut quiet).unwrap();
-    assert_eq!(completion.ids().collect::<Vec<_>>(), golden[..golden.len().min(24)]);
+    let options = || GenerationOptions { ignore_eog: true, ..GenerationOptions::greedy(24) };
+    let streamed = model.session().generate(prompt, options(), &mut quiet).unwrap();
+    let mapped = self::model().session().generate(prompt, options(), &mut quiet).unwrap();
+    assert_eq!(streamed.ids().collect::<Vec<_>>(), mapped.ids().collect::<Vec<_>>());
+    assert!(streamed.ids().take(golden.len()).eq(golden.iter().copied()));
     assert!(accountant.peak() <= 88 << 20 && accountant.peak() > 60 << 20, "{}", accountant.peak());
 }
 

@@ -62,3 +62,28 @@ fn steps_that_need_no_logits_and_cancelled_steps_leave_no_trace() {
     };
     assert_eq!(run(None), run(Some(tiny::dense_bytes(&path) / 2)));
 }
+
+/// A pass that ends early leaves buffers full of what comes after its end. Wherever it ends, and however much was read by then,
+/// the next pass begins.
+#[test]
+fn a_pass_may_end_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = tiny::model(folder.path());
+    let runner = tiny::runner(&path, Some(tiny::dense_bytes(&path) / 2), &StreamOptions::default()).unwrap();
+    let store = runner.model().weights();
+    let units: Vec<_> = store.layout().ids().collect();
+    let reader_rests = || {
+        let mut reads = (store.flash().reads, 0);
+        while reads.1 < 20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            let now = store.flash().reads;
+            reads = (now, if now == reads.0 { reads.1 + 1 } else { 0 });
+        }
+    };
+    for end in 0..units.len() {
+        for &unit in &units[..=end] {
+            drop(store.acquire(unit).unwrap());
+        }
+        reader_rests();
+    }
+}

@@ -121,6 +121,7 @@ impl Imatrix {
     /// # Errors
     /// The system refuses.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
         let mut writer = Writer::new();
         writer.set("general.type", "imatrix");
         writer.set("imatrix.datasets", self.datasets.clone());
@@ -144,7 +145,7 @@ impl Imatrix {
             for (name, entry) in &self.entries {
                 for (suffix, values) in parts(entry) {
                     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                    out.write(&format!("{name}{suffix}"), &bytes)?;
+                    out.write(&format!("{name}{suffix}"), &bytes).map_err(|error| error.in_file(path))?;
                 }
             }
             Ok(())

@@ -145,6 +145,13 @@ where
         .map_err(ServeError::Runtime)?;
     let result = runtime.block_on(async {
         let server = Server::bind(model, options).await?;
+        let mut shutdown = std::pin::pin!(shutdown);
+        // Looked at once before anybody is told: a signal that comes right after that must find its handler installed.
+        tokio::select! {
+            biased;
+            () = &mut shutdown => return Ok(()),
+            () = std::future::ready(()) => {}
+        }
         ready(server.address().map_err(ServeError::Runtime)?);
         server.run(shutdown).await;
         Ok(())

@@ -91,14 +91,6 @@ impl Ring {
         Some((index, slab, turn, extents))
     }
 
-    fn forget_failures(&mut self) {
-        for buffer in &mut self.buffers {
-            if let Content::Failed(..) = buffer.content {
-                buffer.content = Content::Empty;
-            }
-        }
-    }
-
     /// The pass went elsewhere than was expected: a step was cancelled, or another began. What was read ahead is useless,
     /// except for buffers of turns that come soon after `turn`.
     fn go_to(&mut self, turn: usize) {
@@ -147,13 +139,10 @@ pub(super) fn take(shared: &Shared, turn: usize) -> Result<Arc<Slab>> {
                     }
                 }
             },
-            None if ring.next != turn => {
-                ring.go_to(turn);
-                shared.work.notify_all();
-            }
             None => {
-                // A read for another turn may have failed after the pass went here; the reader pauses until that is forgotten.
-                ring.forget_failures();
+                // Also when it is the next to be read: the pass before may have ended early, and what was read for its end fills
+                // all buffers; or a read for another turn has failed, and the reader pauses until that is forgotten.
+                ring.go_to(turn);
                 shared.work.notify_all();
             }
         }
