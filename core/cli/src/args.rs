@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use pannier::Speculation;
 use pannier::sampling::SamplerOptions;
 use pannier::session::GenerationOptions;
 use pannier::store::DEFAULT_MODEL;
@@ -91,6 +92,52 @@ pub struct RunArgs {
     /// Context in tokens; by default what the model was trained with.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub ctx: Option<u32>,
+}
+
+/// Whether several tokens are guessed and checked in one pass. The text does not depend on it.
+#[derive(Args, Clone, Default)]
+pub struct SpeculationArgs {
+    /// A smaller model of the same vocabulary that guesses tokens.
+    #[arg(long, value_name = "FILE|NAME")]
+    pub draft: Option<String>,
+
+    /// Guess what followed the last time that the text ended in the same tokens.
+    #[arg(long)]
+    pub ngram: bool,
+
+    /// `auto`: guess from whatever there is and pays; `off`: never. By default what --draft and --ngram name, as far as it pays.
+    #[arg(long, value_name = "WHEN", value_enum)]
+    pub speculate: Option<Speculate>,
+
+    /// Always guess N tokens, whether it pays or not: for measurements.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=8))]
+    pub draft_len: Option<u8>,
+}
+
+/// `--speculate`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Speculate {
+    /// Whatever there is and pays.
+    Auto,
+    /// Never.
+    Off,
+}
+
+impl SpeculationArgs {
+    /// The engine's option.
+    pub fn mode(&self) -> Speculation {
+        match (self.speculate, self.draft.is_some(), self.ngram) {
+            (Some(Speculate::Off), _, _) | (None, false, false) => Speculation::Off,
+            (Some(Speculate::Auto), _, _) | (None, true, true) => Speculation::Auto,
+            (None, true, false) => Speculation::Draft,
+            (None, false, true) => Speculation::Ngram,
+        }
+    }
+
+    /// Sets the engine's options.
+    pub fn apply(&self, options: GenerationOptions) -> GenerationOptions {
+        GenerationOptions { speculation: self.mode(), draft_len: self.draft_len.map(usize::from), ..options }
+    }
 }
 
 /// How tokens are chosen, besides the temperature.

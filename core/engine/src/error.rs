@@ -146,6 +146,9 @@ pub enum Error {
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] crate::sampling::SamplingError),
+    /// Speculation was asked for that cannot be.
+    #[error(transparent)]
+    Speculation(#[from] crate::speculate::SpeculationError),
     /// A session refused or ended a call.
     #[error(transparent)]
     Session(#[from] crate::session::SessionError),

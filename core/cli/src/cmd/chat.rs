@@ -6,7 +6,7 @@ use clap::Args;
 use pannier::session::{ChatOptions, ChatSession};
 use serde::Serialize;
 
-use crate::args::{RunArgs, SamplingArgs};
+use crate::args::{RunArgs, SamplingArgs, SpeculationArgs};
 use crate::engine::{self, Answer, Forward, Loaded, Stats};
 use crate::error::{CliError, Result};
 use crate::output::{self, Output};
@@ -46,6 +46,9 @@ pub struct ChatArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[command(flatten)]
+    speculation: SpeculationArgs,
 }
 
 #[derive(Serialize)]
@@ -64,7 +67,7 @@ pub fn run(args: &ChatArgs, out: &mut Output) -> Result<()> {
         None if out.json() => return Err(CliError::failed("chat --json needs a question: pass it with -p")),
         _ => {}
     }
-    let loaded = engine::load(&args.run)?;
+    let loaded = engine::load_speculating(&args.run, &args.speculation)?;
     let options =
         ChatOptions { system: args.system.clone(), thinking: args.thinking, ..ChatOptions::default() };
     let chat = loaded.model.chat(options)?;
@@ -75,7 +78,7 @@ pub fn run(args: &ChatArgs, out: &mut Output) -> Result<()> {
 }
 
 fn answer(args: &ChatArgs, prompt: &str, chat: &ChatSession<Forward>, out: &mut Output) -> Result<Answer> {
-    let options = args.sampling.options(args.temp, args.max_tokens);
+    let options = args.speculation.apply(args.sampling.options(args.temp, args.max_tokens));
     engine::generate(out, options, |options, sink| chat.send(prompt, options, sink))
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use pannier::model::{Blueprint, ModelOptions};
-use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, Plan, PlanWish};
+use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, GUESSES_RIGHT, Plan, PlanWish};
 use pannier::pool::{Pool, SystemCpus, default_threads};
 use pannier_gguf::Gguf;
 use serde::Serialize;
@@ -25,7 +25,8 @@ Examples:
 Without a device this machine is measured, which takes seconds the first time. No weight is read.
 
 JSON: fits, resident_bytes, streamed_bytes_per_token, kv_bytes, scratch_bytes, peak_bytes, file_backed_bytes, predicted_decode_tok_s,
-predicted_prefill_tok_s, bound_by, expert_hit_rate, budget_bytes, context, max_context, prefill_chunk, mapped, device, notes.")]
+predicted_prefill_tok_s, bound_by, expert_hit_rate, budget_bytes, context, max_context, prefill_chunk, mapped, predicted_speculative_tok_s,
+speculation_gain, speculation_draft_len (with guesses of which 70% are right), device, notes.")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArg,
@@ -62,6 +63,10 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     ctx: Option<u32>,
 
+    /// A draft model to guess tokens with: its share of the budget, and its part in the speed.
+    #[arg(long, value_name = "FILE|NAME")]
+    draft: Option<String>,
+
     /// Threads.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -85,6 +90,9 @@ struct Report {
     max_context: usize,
     prefill_chunk: usize,
     mapped: bool,
+    predicted_speculative_tok_s: f64,
+    speculation_gain: f64,
+    speculation_draft_len: usize,
     device: DeviceProfile,
     notes: Vec<String>,
 }
@@ -104,8 +112,19 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         context = Some(DEFAULT_CONTEXT);
         model = Blueprint::read(gguf, &ModelOptions { context })?;
     }
-    let wish = PlanWish { budget: args.budget_mb.map(|mb| mb << 20), chunk: None, threads };
-    let plan = Plan::new(&model, &device, &wish)?;
+    let mut budget = args.budget_mb.map_or(device.free, |mb| mb << 20);
+    let mut draft_bytes = 0;
+    if let Some(draft) = &args.draft {
+        let gguf = Arc::new(Gguf::open(input::model_path(draft)?)?);
+        let draft = Blueprint::read(gguf, &ModelOptions { context: Some(model.spec().context) })?;
+        let plan =
+            Plan::new(&draft, &device, &PlanWish { budget: Some(1 << 50), chunk: Some(128), threads })?;
+        draft_bytes = plan.weight_bytes;
+        let share = plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes + plan.vector_bytes;
+        budget = budget.saturating_sub(share);
+    }
+    let plan = Plan::new(&model, &device, &PlanWish { budget: Some(budget), chunk: None, threads })?;
+    let guessing = plan.speculation(&device, GUESSES_RIGHT, draft_bytes);
     let report = Report {
         fits: plan.fits,
         resident_bytes: plan.resident_bytes,
@@ -123,6 +142,9 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         max_context: plan.max_context,
         prefill_chunk: plan.chunk,
         mapped: plan.residency.mapped,
+        predicted_speculative_tok_s: guessing.decode_tok_s,
+        speculation_gain: guessing.gain,
+        speculation_draft_len: guessing.draft_len,
         device,
         notes: plan.notes,
     };
@@ -201,6 +223,13 @@ fn page(r: &Report) -> String {
         "speed     prefill {:.1} tokens/s, decode {:.2} tokens/s, bound by {}",
         r.predicted_prefill_tok_s, r.predicted_decode_tok_s, r.bound_by
     );
+    if r.speculation_draft_len > 0 {
+        let _ = writeln!(
+            page,
+            "guessing  {:.2} tokens/s ({:.1} times) with {} guesses per pass, if 70% of them are right",
+            r.predicted_speculative_tok_s, r.speculation_gain, r.speculation_draft_len
+        );
+    }
     for note in &r.notes {
         let _ = writeln!(page, "note: {note}");
     }

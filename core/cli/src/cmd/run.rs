@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use crate::args::{RunArgs, SamplingArgs};
+use crate::args::{RunArgs, SamplingArgs, SpeculationArgs};
 use crate::engine::{self, Stats};
 use crate::error::{CliError, Result};
 use crate::input;
@@ -16,6 +16,7 @@ use crate::output::Output;
 Examples:
   pannier run -m smollm2 -p 'Once upon a time' -n 40
   pannier run -m model.gguf --file prompt.txt -n 200 --temp 0.8 --seed 7
+  pannier run -m large.gguf --draft small.gguf --ngram --file code.txt
   pannier run -m model.gguf -p '<|im_start|>user
 Hello<|im_end|>
 <|im_start|>assistant
@@ -52,6 +53,9 @@ pub struct CompletionArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[command(flatten)]
+    speculation: SpeculationArgs,
 }
 
 #[derive(Serialize)]
@@ -67,8 +71,8 @@ pub fn run(args: &CompletionArgs, out: &mut Output) -> Result<()> {
     if prompt.is_empty() {
         return Err(CliError::failed("the prompt is empty: there is nothing to continue"));
     }
-    let loaded = engine::load(&args.run)?;
-    let options = args.sampling.options(args.temp, Some(args.max_tokens));
+    let loaded = engine::load_speculating(&args.run, &args.speculation)?;
+    let options = args.speculation.apply(args.sampling.options(args.temp, Some(args.max_tokens)));
     let session = loaded.model.session();
     let answer = engine::generate(out, options, |options, sink| session.generate(prompt, options, sink))?;
     let stats = Stats::new(&answer.completion.stats, answer.completion.seed, &loaded);

@@ -281,6 +281,11 @@ impl KvCache {
         Ok(())
     }
 
+    /// How many of the last tokens of a sequence can be forgotten for certain.
+    pub fn slack(&self) -> usize {
+        self.options.window_slack.unwrap_or(usize::MAX)
+    }
+
     fn cut(&mut self, seq: &mut Sequence, len: usize) {
         let pages = len.div_ceil(PAGE_TOKENS);
         for table in seq.tables_mut() {

@@ -76,6 +76,17 @@ pub trait Forward: Send {
         None
     }
 
+    /// How many of the last tokens of a step [`truncate`](Forward::truncate) can forget for certain, so that what is left
+    /// is exactly what it was before them. Wider steps than that are not tried on a guess.
+    fn undo(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Bytes of weights read from storage since loading; `None` if they are not streamed.
+    fn flash_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// How many tokens `seq` has.
     fn len(seq: &Self::Seq) -> usize;
 }

@@ -238,7 +238,13 @@ impl Forward for Runner {
             return Ok(&[]);
         }
         let n = tokens.len();
-        self.kv.prepare(&mut seq.kv, n)?;
+        match self.kv.prepare(&mut seq.kv, n) {
+            // What the plan promised to the KV cache was lent to more rows of logits.
+            Err(Error::OutOfBudget { .. }) if self.scratch.give_back_logits() => {
+                self.kv.prepare(&mut seq.kv, n)?;
+            }
+            prepared => prepared?,
+        }
         if let Some(state) = &mut seq.recurrent {
             state.begin(n);
         }
@@ -282,6 +288,17 @@ impl Forward for Runner {
         let full =
             weights.plan().map(|plan| u64::from(plan.slots) * plan.slot_bytes).filter(|&full| full > 0)?;
         Some(weights.resize_cache(pressure.share(full)))
+    }
+
+    fn undo(&self) -> usize {
+        let recurrent = if self.model.spec().recurrent.is_empty() { usize::MAX } else { super::state::UNDO };
+        // Pages of windowed layers that a step gave back do not come again.
+        self.kv.slack().min(recurrent)
+    }
+
+    fn flash_bytes(&self) -> Option<u64> {
+        let weights = self.model.weights();
+        weights.plan().filter(|plan| !plan.mapped).map(|_| weights.flash().bytes)
     }
 
     fn len(seq: &ModelSequence) -> usize {

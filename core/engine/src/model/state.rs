@@ -24,6 +24,8 @@ use std::ops::Range;
 
 /// Steps of up to this many tokens are journalled.
 const SHORT_STEP: usize = 16;
+/// So many of the last tokens of a step can be forgotten: the first one of a journalled step stays.
+pub(super) const UNDO: usize = SHORT_STEP - 1;
 /// A journal that starts a step with more tokens than this begins anew, so that it holds at most three short steps.
 const RENEW: usize = SHORT_STEP;
 const CAPACITY: usize = 3 * SHORT_STEP;

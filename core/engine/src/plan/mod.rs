@@ -15,8 +15,10 @@
 mod advice;
 mod device;
 mod measure;
+mod speculation;
 
 pub use device::DeviceProfile;
+pub use speculation::{Forecast, GUESSES_RIGHT};
 
 use crate::memory::{Accountant, Category, Reservation};
 use crate::model::{Blueprint, ModelOptions, PrecisionTable, ScratchPlan};
@@ -100,6 +102,8 @@ pub struct Plan {
     pub prefill_tok_s: f64,
     /// What bounds decoding.
     pub bound_by: Bound,
+    /// What speculation is made of.
+    times: speculation::PassTimes,
     /// Advice in words.
     pub notes: Vec<String>,
 }
@@ -170,6 +174,7 @@ impl Plan {
             decode_tok_s: 0.0,
             prefill_tok_s: 0.0,
             bound_by: Bound::Memory,
+            times: speculation::PassTimes::default(),
             notes: Vec::new(),
         };
         let mut wish = ResidencyWish { budget: None, experts_used: model.experts_used() };
@@ -247,6 +252,16 @@ impl Plan {
 
         // Weights without embedding rows; a quantised weight is about as many operations as any other.
         let active = active_weights(model);
+        let (count, layers) =
+            (layers_with_experts.iter().map(|l| l.0).sum::<u64>(), layers_with_experts.len());
+        self.times = speculation::PassTimes {
+            memory: (residency.dense_bytes as f64 + kv) / device.decode_bps,
+            experts: touched / device.decode_bps,
+            share: if count > 0 { (used * layers as f64 / count as f64).min(1.0) } else { 0.0 },
+            flash: dense_flash,
+            stalls,
+            compute: 2.0 * active / (device.gflops * 1e9),
+        };
         let chunk = self.chunk as f64;
         let compute = 2.0 * active * chunk / (device.gflops * 1e9);
         // A chunk of some size touches nearly every expert.
@@ -255,6 +270,13 @@ impl Plan {
             * f64::from(u8::from(!residency.mapped));
         let chunk_flash = (residency.streamed_bytes as f64 + misses) / device.flash_bps;
         self.prefill_tok_s = chunk / compute.max(chunk_flash).max(1e-9);
+    }
+
+    /// What guesses are expected to bring that are right with probability `right` (see [`GUESSES_RIGHT`]); those of n-grams cost nothing, a
+    /// draft model of `draft_bytes` reads these for each.
+    #[must_use]
+    pub fn speculation(&self, device: &DeviceProfile, right: f64, draft_bytes: u64) -> Forecast {
+        self.times.forecast(right, draft_bytes as f64 / device.decode_bps)
     }
 
     /// The plan, or the error that carries it.

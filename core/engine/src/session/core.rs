@@ -9,6 +9,7 @@ use super::control::{Control, StopReason};
 use super::generate::{Ending, Generation};
 use super::{Completion, GenerationEvent, GenerationOptions, Model, SessionError};
 use crate::model::Forward;
+use crate::speculate::DraftText;
 use crate::{Error, Result};
 
 /// An app's event handler, as sessions see it.
@@ -18,6 +19,14 @@ pub type Sink<'s> = dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()> + 's;
 pub(super) struct Cache<S> {
     pub seq: S,
     pub tokens: Vec<u32>,
+    /// The same for the draft model, if it was asked.
+    pub draft: Arc<Mutex<DraftText<S>>>,
+}
+
+impl<S> Cache<S> {
+    pub fn new(seq: S) -> Self {
+        Self { seq, tokens: Vec::new(), draft: Arc::default() }
+    }
 }
 
 /// The state shared by a session, its running generation, and its model.

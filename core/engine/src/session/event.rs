@@ -72,6 +72,11 @@ pub enum Notice {
         /// The size that the cache will have.
         cache_bytes: u64,
     },
+    /// Memory is scarce: the draft model was given up. Only speed depends on it.
+    DraftReleased {
+        /// Bytes that it took.
+        bytes: u64,
+    },
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     IncompleteCharacter,
 }
@@ -149,13 +154,53 @@ pub struct GenerationStats {
     pub prefill_time: Duration,
     /// Time in the forward passes after the first token, with sampling.
     pub decode_time: Duration,
+    /// Forward passes after that of the prompt.
+    pub decode_passes: usize,
+    /// Bytes of weights read from storage in these passes; `None` if none are streamed.
+    pub decode_flash_bytes: Option<u64>,
+    /// Tokens that were guessed.
+    pub speculation: SpeculationStats,
     /// From the call to the end.
     pub total_time: Duration,
     /// The most anonymous memory the process was seen to have, in bytes. `None` if the system does not tell.
     pub peak_anon_bytes: Option<u64>,
 }
 
+/// Guessed tokens of a generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpeculationStats {
+    /// Tokens that were guessed and checked in a pass.
+    pub proposed_tokens: usize,
+    /// Those of them that became part of the answer.
+    pub accepted_tokens: usize,
+}
+
+impl SpeculationStats {
+    /// The share of guessed tokens that were right; `None` if none were guessed. Tokens behind a wrong one count as wrong.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)] // token counts are small
+    pub fn acceptance_rate(&self) -> Option<f64> {
+        (self.proposed_tokens > 0).then(|| self.accepted_tokens as f64 / self.proposed_tokens as f64)
+    }
+}
+
 impl GenerationStats {
+    /// Tokens that a decode pass gave on average; `None` without one. 1 without speculation.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn tokens_per_pass(&self) -> Option<f64> {
+        let tokens = self.generated_tokens.saturating_sub(1);
+        (self.decode_passes > 0).then(|| tokens as f64 / self.decode_passes as f64)
+    }
+
+    /// Bytes read from storage for each token of the answer after the first; `None` if nothing is streamed.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn flash_bytes_per_token(&self) -> Option<f64> {
+        let tokens = self.generated_tokens.saturating_sub(1);
+        self.decode_flash_bytes.filter(|_| tokens > 0).map(|bytes| bytes as f64 / tokens as f64)
+    }
+
     /// Prompt tokens read per second; 0 if none were.
     #[must_use]
     pub fn prefill_tok_s(&self) -> f64 {

@@ -6,7 +6,7 @@
 //! loop:
 //!     token = sample(logits)                     still inside of the pass: logits are the model's buffer
 //!     end-of-generation token, stop string, max_tokens, context full, deadline: done
-//!     pass(token) -> logits
+//!     pass(token) -> logits                      with speculation: of this token and some that may follow, see `speculate`
 //! ```
 //!
 //! The answer may take all positions of the context, and one token more: the last one is drawn but not fed back.
@@ -14,19 +14,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::answer::{Answer, Drawn};
 use super::control::{Control, StopReason, Watchdog};
 use super::core::{Cache, Delivery};
-use super::text::TextStream;
+use super::decode::Decode;
 use super::{
     Completion, FinishReason, GenerationEvent, GenerationOptions, GenerationStats, Model, Notice,
     SessionError,
 };
-use crate::memory::{Category, Reservation};
-use crate::model::{Forward, Outputs};
-use crate::sampling::{Sampler, TokenInfo};
+use crate::memory::{Category, MemoryPressure, Reservation};
+use crate::model::Forward;
+use crate::speculate::{DraftModel, Ngram, Proposer, Speculation, SpeculationError, Speculator};
 use crate::{Error, Result};
 
-/// The process' memory is read on every n-th token: a reading costs about 0.1 ms.
+/// The process' memory is read on every n-th pass: a reading costs about 0.1 ms.
 const MEMORY_EVERY: usize = 32;
 
 /// How a generation ended.
@@ -43,12 +44,12 @@ pub(super) struct Generation<'a, 'd, 's, F: Forward> {
     control: &'a Arc<Control>,
     delivery: &'a mut Delivery<'d, 's>,
     options: GenerationOptions,
-    sampler: Sampler,
-    text: TextStream,
-    tokens: Vec<TokenInfo>,
+    answer: Answer,
+    /// Made when the prompt was read.
+    speculator: Option<Speculator<'a>>,
     stats: GenerationStats,
     started: Duration,
-    _buffers: Reservation,
+    held: Vec<Reservation>,
     _watchdog: Option<Watchdog>,
 }
 
@@ -69,13 +70,12 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         let watchdog = options.deadline.map(|after| Watchdog::arm(after, control));
         let prepared = prompt(model).and_then(|prompt| {
             check_prompt(model, &prompt)?;
-            let sampler = new_sampler(model, &mut options, &prompt)?;
-            let bytes = sampler.buffer_bytes() as u64;
+            let answer = Answer::new(model, &mut options, &prompt)?;
+            let bytes = answer.sampler.buffer_bytes() as u64;
             let buffers = model.accountant.reserve(Category::Scratch, bytes)?;
-            let text = TextStream::new(&model.tokenizer, &options.stop)?;
-            Ok((prompt, sampler, buffers, text))
+            Ok((prompt, answer, buffers))
         });
-        let (prompt, sampler, buffers, text) = match prepared {
+        let (prompt, answer, buffers) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Ending::Failed(error),
         };
@@ -86,12 +86,11 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             control,
             delivery,
             options,
-            sampler,
-            text,
-            tokens: Vec::new(),
+            answer,
+            speculator: None,
             stats,
             started,
-            _buffers: buffers,
+            held: vec![buffers],
             _watchdog: watchdog,
         };
         let left = generation.run(&prompt);
@@ -103,63 +102,65 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         self.measure_memory();
         let cached = self.reuse(prompt)?;
         self.stats.cached_tokens = cached;
+        self.speculator = self.speculation()?;
         self.delivery.send(GenerationEvent::Started { prompt_tokens: prompt.len(), cached_tokens: cached });
         let mut next = self.prefill(prompt.get(cached..).unwrap_or_default())?;
         self.measure_memory();
-        while let Some(token) = next {
-            self.stats.generated_tokens += 1;
+        while let Some(drawn) = next {
             if self.stats.time_to_first_token.is_none() {
                 self.stats.time_to_first_token = Some(self.elapsed());
             }
-            let id = token.id;
-            if let Some(reason) = self.take(token) {
+            // At the end, the last text goes out together with what is held back.
+            if let Some(reason) = drawn.ended {
                 return Ok(reason);
             }
-            if self.stats.generated_tokens.is_multiple_of(MEMORY_EVERY) {
+            self.tell();
+            if self.stats.decode_passes.is_multiple_of(MEMORY_EVERY) {
                 self.measure_memory();
             }
             self.check()?;
-            next = self.pass(&[id], true)?;
+            next = self.pass(&[drawn.id], true)?;
         }
         // Only a prompt with nothing to generate gives no token.
         Ok(FinishReason::Length)
     }
 
-    /// What a new token means: text to tell, or the end.
-    fn take(&mut self, token: TokenInfo) -> Option<FinishReason> {
-        let id = token.id;
-        if !self.options.ignore_eog && self.model.tokenizer.as_ref().is_ok_and(|t| t.is_eog(id)) {
-            return Some(FinishReason::Stop { eog: id });
+    /// Who guesses tokens, if somebody does.
+    fn speculation(&mut self) -> Result<Option<Speculator<'a>>> {
+        let (model, wish) = (self.model, &self.options.speculation);
+        let mut proposers: Vec<Box<dyn Proposer + 'a>> = Vec::new();
+        let mut hold =
+            |bytes: u64| model.accountant.reserve(Category::Scratch, bytes).map(|r| self.held.push(r));
+        if let Speculation::Custom(make) = wish {
+            proposers.push(make());
         }
-        self.tokens.push(token.clone());
-        let found = self.text.push(token);
-        let full = self.fed() >= self.model.context;
-        let reason = if let Some(found) = found {
-            Some(FinishReason::StopString { index: found.index })
-        } else if self.options.max_tokens.is_some_and(|max| self.stats.generated_tokens >= max) {
-            Some(FinishReason::Length)
-        } else if full {
-            Some(FinishReason::ContextFull)
-        } else {
-            None
-        };
-        // At the end, this text goes out together with what is held back.
-        if reason.is_none() {
-            self.tell();
+        if wish.wants_ngram() && hold(Ngram::bytes(model.context)).is_ok() {
+            proposers.push(Box::new(Ngram::default()));
         }
-        reason
+        let draft = model.draft.as_ref().filter(|draft| !draft.is_released());
+        match (draft, self.cache.as_ref()) {
+            (Some(draft), Some(cache)) if wish.wants_draft() => {
+                let bytes = DraftModel::<F>::bytes(model.vocab) + self.answer.sampler.buffer_bytes() as u64;
+                if hold(bytes).is_ok() {
+                    let text = Arc::clone(&cache.draft);
+                    proposers.push(Box::new(DraftModel::new(Arc::clone(draft), text, model.vocab)));
+                }
+            }
+            // A model that was loaded without one is a mistake; one that had to give it up is not.
+            _ if matches!(wish, Speculation::Draft) && model.draft.is_none() => {
+                return Err(SpeculationError::NoDraftModel.into());
+            }
+            _ => {}
+        }
+        let speculator = Speculator::new(proposers, &model.governor, self.options.draft_len)?;
+        Ok((!matches!(wish, Speculation::Off)).then_some(speculator))
     }
 
     /// Sends the text that is ready.
     fn tell(&mut self) {
-        if let Some((text, tokens)) = self.text.take() {
+        if let Some((text, tokens)) = self.answer.text.take() {
             self.delivery.send(GenerationEvent::Text { text: &text, tokens: &tokens });
         }
-    }
-
-    /// How many tokens the sequence holds.
-    fn fed(&self) -> usize {
-        self.cache.as_ref().map_or(0, |c| c.tokens.len())
     }
 
     /// Forgets what the cache has beyond the prompt's own start. Gives how many tokens need no work. At least one is always
@@ -169,7 +170,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         let stop = || control.reason().is_some();
         let Some(cache) = self.cache.as_mut() else {
             let seq = self.model.forward.with(stop, F::new_seq)??;
-            *self.cache = Some(Cache { seq, tokens: Vec::new() });
+            *self.cache = Some(Cache::new(seq));
             return Ok(0);
         };
         let common = cache.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -191,7 +192,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
     }
 
     /// Reads the prompt; gives the first token.
-    fn prefill(&mut self, tokens: &[u32]) -> Result<Option<TokenInfo>> {
+    fn prefill(&mut self, tokens: &[u32]) -> Result<Option<Drawn>> {
         let total = tokens.len();
         let wanted = self.options.max_tokens != Some(0);
         let mut done = 0;
@@ -205,35 +206,64 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         Ok(first)
     }
 
-    /// One forward pass, when it is this session's turn. Samples from the last row if `sample`.
-    fn pass(&mut self, tokens: &[u32], sample: bool) -> Result<Option<TokenInfo>> {
+    /// One forward pass, when it is this session's turn. Draws if `sample`: from the last row, or from more behind the first token.
+    fn pass(&mut self, tokens: &[u32], sample: bool) -> Result<Option<Drawn>> {
         let Some(cache) = self.cache.as_mut() else {
             return Err(Error::internal("a generation lost its sequence"));
         };
-        let (control, clock, sampler) = (self.control, &self.model.clock, &mut self.sampler);
-        let pressure = self.model.pressure.check(clock.now(), &*self.model.memory);
-        let outputs = if sample { Outputs::Last } else { Outputs::None };
-        let (token, time, eased) = self.model.forward.with(
+        let (control, model) = (self.control, self.model);
+        let clock = &*model.clock;
+        let pressure = model.pressure.check(clock.now(), &*model.memory);
+        // The first thing to go when memory is scarce.
+        let scarce = pressure.is_some_and(|level| level > MemoryPressure::Normal);
+        let released = model.draft.as_ref().filter(|_| scarce).and_then(|draft| draft.release());
+        let decoding = self.answer.drawn > 0;
+        let decode = Decode {
+            cache,
+            answer: &mut self.answer,
+            clock,
+            cancel: control.flag(),
+            speculator: self.speculator.as_mut(),
+            stats: &mut self.stats.speculation,
+            context: model.context,
+        };
+        let (drawn, time, eased, read) = model.forward.with(
             || control.reason().is_some(),
-            |forward| -> Result<_> {
-                let begun = clock.now();
+            |forward| {
+                let (begun, before) = (clock.now(), forward.flash_bytes());
                 let eased = pressure.and_then(|level| Some((level, forward.relieve(level)?)));
-                let logits = forward.step(&mut cache.seq, tokens, outputs, control.flag())?;
-                // The tokens are in the sequence now, whatever sampling says.
-                cache.tokens.extend_from_slice(tokens);
-                let token = if sample { Some(sampler.sample(logits)?) } else { None };
-                Ok((token, clock.now().saturating_sub(begun), eased))
+                let drawn = match tokens {
+                    &[pending] if decoding && decode.speculator.is_some() => {
+                        decode.guessing(forward, pending)
+                    }
+                    tokens => decode.plain(forward, tokens, sample),
+                };
+                let read =
+                    forward.flash_bytes().zip(before).map(|(after, before)| after.saturating_sub(before));
+                (drawn, clock.now().saturating_sub(begun), eased, read)
             },
-        )??;
+        )?;
+        if let Some(bytes) = released {
+            self.delivery.send(GenerationEvent::Notice(Notice::DraftReleased { bytes }));
+        }
         if let Some((level, cache_bytes)) = eased {
             self.delivery.send(GenerationEvent::Notice(Notice::MemoryPressure { level, cache_bytes }));
         }
-        if self.stats.generated_tokens == 0 {
-            self.stats.prefill_time += time;
-        } else {
+        self.stats.generated_tokens = self.answer.drawn;
+        if decoding {
             self.stats.decode_time += time;
+            self.stats.decode_passes += 1;
+            if let Some(read) = read {
+                *self.stats.decode_flash_bytes.get_or_insert(0) += read;
+            }
+        } else {
+            self.stats.prefill_time += time;
         }
-        Ok(token)
+        if drawn.is_err() {
+            // Tokens of this pass before the one that failed.
+            self.tell();
+        }
+        drawn
     }
 
     /// Whether to go on.
@@ -268,7 +298,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             Err(error) => return Ending::Failed(error),
         };
         if !matches!(reason, FinishReason::StopString { .. }) {
-            let cut = self.text.finish(matches!(reason, FinishReason::Stop { .. }));
+            let cut = self.answer.text.finish(matches!(reason, FinishReason::Stop { .. }));
             if cut {
                 self.delivery.send(GenerationEvent::Notice(Notice::IncompleteCharacter));
             }
@@ -281,10 +311,10 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         self.measure_memory();
         self.stats.total_time = self.elapsed();
         Ending::Completed(Box::new(Completion {
-            text: self.text.text().to_owned(),
-            tokens: self.tokens,
+            text: self.answer.text.text().to_owned(),
+            tokens: self.answer.tokens,
             finish_reason: reason,
-            seed: self.sampler.seed(),
+            seed: self.answer.sampler.seed(),
             stats: self.stats,
         }))
     }
@@ -292,7 +322,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
     fn cancelled(mut self) -> Ending {
         self.measure_memory();
         self.stats.total_time = self.elapsed();
-        Ending::Cancelled { text: self.text.text().to_owned(), stats: self.stats }
+        Ending::Cancelled { text: self.answer.text.text().to_owned(), stats: self.stats }
     }
 }
 
@@ -309,17 +339,4 @@ fn check_prompt<F: Forward>(model: &Model<F>, prompt: &[u32]) -> Result<()> {
         Some((index, &token)) => Err(Error::TokenOutOfRange { token, index, vocab: model.vocab }),
         None => Ok(()),
     }
-}
-
-fn new_sampler<F: Forward>(
-    model: &Model<F>,
-    options: &mut GenerationOptions,
-    prompt: &[u32],
-) -> Result<Sampler> {
-    let mut sampler = Sampler::new(options.sampler.clone(), model.vocab)?;
-    for hook in options.hooks.drain(..) {
-        sampler.add_hook(hook);
-    }
-    sampler.observe(prompt);
-    Ok(sampler)
 }

@@ -8,7 +8,8 @@ use pannier_gguf::Gguf;
 use pannier_kernels::{Kernels, Parallel};
 use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
 
-use super::{Clock, Model, ModelInfo, ModelParts, MonotonicClock};
+use super::draft::plan_draft;
+use super::{Clock, DraftOptions, Model, ModelInfo, ModelParts, MonotonicClock};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
 use crate::model::{ModelOptions, PrecisionTable, Runner, RunnerOptions};
@@ -33,6 +34,8 @@ pub struct LoadOptions {
     /// The most prompt tokens per forward pass; fewer if the budget is small. More need more buffers and make other sessions
     /// wait longer.
     pub prefill_chunk: usize,
+    /// A smaller model of the same vocabulary that guesses tokens for this one; generations use it if they ask for it.
+    pub draft: Option<DraftOptions>,
     /// How weights that do not fit are streamed.
     pub stream: StreamOptions,
     /// The KV cache.
@@ -58,6 +61,7 @@ impl Default for LoadOptions {
             accountant: None,
             context: None,
             prefill_chunk: runner.chunk,
+            draft: None,
             stream: StreamOptions::default(),
             kv: runner.kv,
             precision: runner.precision,
@@ -76,6 +80,7 @@ impl std::fmt::Debug for LoadOptions {
             .field("budget_bytes", &self.budget_bytes)
             .field("context", &self.context)
             .field("prefill_chunk", &self.prefill_chunk)
+            .field("draft", &self.draft)
             .finish_non_exhaustive()
     }
 }
@@ -146,7 +151,9 @@ impl Model<Runner> {
     ) -> Result<Arc<Self>> {
         let accountant = options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
         let threads = options.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1);
-        // With a shared accountant the others' share is gone already.
+        let draft =
+            options.draft.as_ref().map(|wish| plan_draft(wish, options, threads, &accountant)).transpose()?;
+        // With a shared accountant the others' share is gone already, and so is a draft model's.
         let budget = accountant.budget().map(|_| accountant.available());
         let wish = PlanWish { budget, chunk: None, threads };
         let (blueprint, plan) = plan::prepare(gguf, &ModelOptions { context: options.context }, &wish)?;
@@ -161,6 +168,9 @@ impl Model<Runner> {
             ) => Err(error),
             Err(error) => return Err(error.into()),
         };
+        if let Some(draft) = &draft {
+            draft.check(tokenizer.as_deref().ok(), blueprint.spec().vocab)?;
+        }
         let mut held = Vec::new();
         let mut notes = Vec::new();
         if let Ok(tokenizer) = &tokenizer {
@@ -174,7 +184,7 @@ impl Model<Runner> {
         progress(LoadProgress { stage: LoadStage::Weights, fraction: 0.5 });
         held.push(plan.reserve_rest(&accountant)?);
         let chunk = options.prefill_chunk.min(plan.chunk);
-        let loaded = Arc::new(blueprint.load(plan.residency, &options.stream, &accountant)?);
+        let loaded = Arc::new(blueprint.load(plan.residency.clone(), &options.stream, &accountant)?);
         progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
         let pool: Arc<dyn Parallel + Send + Sync> = Arc::new(Pool::new(threads));
         let runner_options = RunnerOptions {
@@ -184,7 +194,8 @@ impl Model<Runner> {
             kernels: options.kernels,
             observer: None,
         };
-        let runner = Runner::new(loaded, pool, &runner_options, &accountant)?;
+        let runner = Runner::new(loaded, Arc::clone(&pool), &runner_options, &accountant)?;
+        let draft = draft.map(|draft| draft.load(options, pool, plan.weight_bytes)).transpose()?;
         let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();
         let info = ModelInfo {
             name,
@@ -199,6 +210,7 @@ impl Model<Runner> {
         let model = Self::from_parts(ModelParts {
             prefill_chunk: runner.chunk(),
             forward: runner,
+            draft,
             tokenizer,
             template,
             clock: Arc::clone(&options.clock),

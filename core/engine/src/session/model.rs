@@ -13,12 +13,15 @@ use crate::memory::{
     SystemMemory,
 };
 use crate::model::{Forward, Runner};
+use crate::speculate::{Draft, Governor};
 use crate::{Error, Result};
 
 /// What a model is made of. [`ModelParts::new`] fills in what most callers want.
 pub struct ModelParts<F> {
     /// Runs the forward passes.
     pub forward: F,
+    /// A smaller model of the same vocabulary that guesses tokens for this one.
+    pub draft: Option<Draft<F>>,
     /// The vocabulary, or why there is none: what needs one gives this error.
     pub tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
     /// The chat template, or why there is none: chats give this error.
@@ -66,6 +69,7 @@ impl<F: Forward> ModelParts<F> {
     pub fn new(forward: F) -> Self {
         Self {
             forward,
+            draft: None,
             tokenizer: Err(TokenizerError::NoVocabulary { model: "absent".to_owned() }),
             template: Err(TemplateError::NoTemplate),
             prefill_chunk: 512,
@@ -85,6 +89,8 @@ impl<F: Forward> ModelParts<F> {
 /// the memory.
 pub struct Model<F: Forward = Runner> {
     pub(super) forward: Turnstile<F>,
+    pub(super) draft: Option<Arc<Draft<F>>>,
+    pub(super) governor: Mutex<Governor>,
     pub(super) tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
     template: Result<Arc<ChatTemplate>, TemplateError>,
     pub(super) vocab: usize,
@@ -107,6 +113,8 @@ impl<F: Forward> Model<F> {
             vocab: parts.forward.vocab(),
             context: parts.forward.context(),
             forward: Turnstile::new(parts.forward),
+            draft: parts.draft.map(Arc::new),
+            governor: Mutex::default(),
             tokenizer: parts.tokenizer,
             template: parts.template,
             prefill_chunk: parts.prefill_chunk.max(1),
@@ -168,6 +176,12 @@ impl<F: Forward> Model<F> {
         self.pressure.tell(level);
     }
 
+    /// Whether a draft model is loaded: it is given up when memory is scarce.
+    #[must_use]
+    pub fn has_draft(&self) -> bool {
+        self.draft.as_ref().is_some_and(|draft| !draft.is_released())
+    }
+
     /// Who keeps the budget.
     #[must_use]
     pub fn accountant(&self) -> &Accountant {
@@ -217,6 +231,9 @@ impl<F: Forward> Model<F> {
     pub fn close(&self) {
         let sessions = std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner));
         self.forward.close();
+        if let Some(draft) = &self.draft {
+            draft.release();
+        }
         for session in sessions.iter().filter_map(Weak::upgrade) {
             session.close();
         }
