@@ -63,6 +63,7 @@ fn load_with(args: &RunArgs, draft: Option<PathBuf>) -> Result<Loaded> {
         threads: args.threads.map(usize::from),
         budget_bytes: args.budget_mb.map(|mb| mb << 20),
         context: args.ctx.map(|n| n as usize),
+        shortcuts: args.shortcuts.options(),
         ..LoadOptions::default()
     };
     let model = Model::load(&path, &options, &mut |_| {}).map_err(|e| in_file(&path, &e))?;
@@ -229,6 +230,9 @@ fn notice_text(notice: pannier::session::Notice) -> String {
             format!("memory is scarce: the draft model was given up ({})", output::bytes(bytes))
         }
         Notice::IncompleteCharacter => "the answer was cut inside of a character".to_owned(),
+        Notice::Heat { level, threads } => {
+            format!("the device is {}: {threads} threads compute", format!("{level:?}").to_lowercase())
+        }
         other => format!("{other:?}"),
     }
 }

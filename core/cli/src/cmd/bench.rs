@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use clap::Args;
 use pannier::model::{Forward as _, Outputs};
+use pannier::residency::FlashStats;
 use pannier::{CancelFlag, GenerationOptions, GenerationStats, Speculation};
 use serde::Serialize;
 
@@ -26,7 +27,8 @@ Examples:
   pannier bench -m model.gguf -t 2 --prompt 128 --gen 32 --reps 5 --json
 
 JSON: prefill_tok_s, decode_tok_s, ttft_ms, load_ms, peak_anon_bytes, peak_rss_bytes, flash_bytes_per_token, expert_hit_rate,
-major_faults_per_token, threads, isa, tokens_per_pass, acceptance_rate. A figure that this system or model does not have is null.")]
+reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa, tokens_per_pass, acceptance_rate. What is per token is of
+decoding. A figure that this system or model does not have is null.")]
 pub struct BenchArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -57,6 +59,8 @@ struct Report {
     peak_rss_bytes: Option<u64>,
     flash_bytes_per_token: f64,
     expert_hit_rate: Option<f64>,
+    reads_per_token: f64,
+    waited_ms_per_token: f64,
     major_faults_per_token: Option<f64>,
     threads: usize,
     isa: String,
@@ -64,11 +68,13 @@ struct Report {
     acceptance_rate: Option<f64>,
 }
 
-/// One repetition, in seconds.
+/// One repetition: times in seconds, and what decoding read.
 #[derive(Clone, Copy)]
 struct Rep {
     first_token: f64,
     decode: f64,
+    flash: FlashStats,
+    major_faults: Option<u64>,
 }
 
 pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
@@ -89,23 +95,23 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
     let bar = output::count_bar(u64::from(args.reps) + 1, "runs");
     let mut peak = process::Peak::default();
     let plain = matches!(args.speculation.mode(), Speculation::Off);
-    let (reps, major, flash) = loaded.with_forward(|forward, cancel| {
+    let reps = loaded.with_forward(|forward, cancel| {
         once(forward, prompt.min(32), generate.min(4), cancel, &mut peak)?;
         bar.inc(1);
-        let faults = process::major_faults();
-        let flash = forward.model().weights().flash();
         let mut reps = Vec::new();
         for _ in 0..if plain { args.reps } else { 0 } {
             reps.push(once(forward, prompt, generate, cancel, &mut peak)?);
             bar.inc(1);
         }
-        let major = faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
-        Ok((reps, major, forward.model().weights().flash().since(&flash)))
+        Ok(reps)
     })?;
     let (reps, guessed) = if plain { (reps, None) } else { speculate(args, &loaded, &mut peak)? };
     let guessed = guessed.as_ref();
     bar.finish_and_clear();
-    let tokens = u64::from(args.reps) * needed as u64;
+    // Tokens after the first, which belongs to the prompt.
+    let tokens = (u64::from(args.reps) * (generate as u64).saturating_sub(1)).max(1);
+    let flash = reps.iter().fold(FlashStats::default(), |sum, rep| sum.plus(&rep.flash));
+    let major = reps.iter().map(|rep| rep.major_faults).sum::<Option<u64>>();
 
     let first_token = median(reps.iter().map(|r| r.first_token));
     let decode = median(reps.iter().map(|r| r.decode));
@@ -121,6 +127,8 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
             .and_then(GenerationStats::flash_bytes_per_token)
             .unwrap_or(flash.bytes as f64 / tokens as f64),
         expert_hit_rate: flash.expert_hit_rate(),
+        reads_per_token: flash.reads as f64 / tokens as f64,
+        waited_ms_per_token: flash.waited_nanos as f64 / 1e6 / tokens as f64,
         major_faults_per_token: major.map(|n| n as f64 / tokens as f64),
         threads: loaded.model.info().threads,
         isa: loaded.model.info().isa.to_lowercase(),
@@ -162,13 +170,16 @@ fn once(
     let mut next = most_likely(forward.step(&mut seq, &ids, Outputs::Last, cancel)?);
     let first_token = start.elapsed().as_secs_f64();
     peak.look();
+    let (flash, faults) = (forward.model().weights().flash(), process::major_faults());
     let start = Instant::now();
     for _ in 1..generate {
         next = most_likely(forward.step(&mut seq, &[next], Outputs::Last, cancel)?);
     }
     let decode = start.elapsed().as_secs_f64();
     peak.look();
-    Ok(Rep { first_token, decode })
+    let flash = forward.model().weights().flash().since(&flash);
+    let major_faults = faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
+    Ok(Rep { first_token, decode, flash, major_faults })
 }
 
 /// Ids spread over the vocabulary, so that rows of the embedding are read as a text would.
@@ -189,11 +200,17 @@ fn speculate(
     // The first one is where costs are learned.
     for rep in 0..=args.reps {
         let session = loaded.model.session();
+        let read = |loaded: &Loaded| loaded.with_forward(|forward, _| Ok(forward.model().weights().flash()));
+        let (faults, flash) = (process::major_faults(), read(loaded)?);
         let done = session.generate(ids.as_slice(), options.clone(), &mut |_| ControlFlow::Continue(()))?;
         peak.look();
         let first_token = done.stats.time_to_first_token.unwrap_or_default().as_secs_f64();
         if rep > 0 {
-            reps.push(Rep { first_token, decode: done.stats.decode_time.as_secs_f64() });
+            let major_faults =
+                faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
+            let flash = read(loaded)?.since(&flash);
+            let decode = done.stats.decode_time.as_secs_f64();
+            reps.push(Rep { first_token, decode, flash, major_faults });
         }
         last = Some(done.stats);
     }

@@ -1,6 +1,6 @@
 //! The seam between models and sessions.
 
-use crate::memory::MemoryPressure;
+use crate::memory::{MemoryPressure, ThermalLevel};
 use crate::{CancelFlag, Result};
 use std::ops::Range;
 
@@ -84,6 +84,13 @@ pub trait Forward: Send {
 
     /// Bytes of weights read from storage since loading; `None` if they are not streamed.
     fn flash_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// The device is hot, or no longer: fewer threads, and nothing read ahead. Gives how many threads run from the next step on, or
+    /// `None` if nothing depends on heat. No result does.
+    fn cool(&mut self, level: ThermalLevel) -> Option<usize> {
+        let _ = level;
         None
     }
 

@@ -106,7 +106,7 @@ impl PlannedDraft {
             kv: options.kv,
             precision: options.precision,
             kernels: options.kernels,
-            observer: None,
+            ..RunnerOptions::default()
         };
         let runner = Runner::new(Arc::new(loaded), pool, &runner_options, &own)?;
         let chunk = runner.chunk();

@@ -214,6 +214,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         let (control, model) = (self.control, self.model);
         let clock = &*model.clock;
         let pressure = model.pressure.check(clock.now(), &*model.memory);
+        let heat = model.heat.check();
         // The first thing to go when memory is scarce.
         let scarce = pressure.is_some_and(|level| level > MemoryPressure::Normal);
         let released = model.draft.as_ref().filter(|_| scarce).and_then(|draft| draft.release());
@@ -227,11 +228,12 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             stats: &mut self.stats.speculation,
             context: model.context,
         };
-        let (drawn, time, eased, read) = model.forward.with(
+        let (drawn, time, eased, cooled, read) = model.forward.with(
             || control.reason().is_some(),
             |forward| {
                 let (begun, before) = (clock.now(), forward.flash_bytes());
                 let eased = pressure.and_then(|level| Some((level, forward.relieve(level)?)));
+                let cooled = heat.and_then(|level| Some((level, forward.cool(level)?)));
                 let drawn = match tokens {
                     &[pending] if decoding && decode.speculator.is_some() => {
                         decode.guessing(forward, pending)
@@ -240,7 +242,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
                 };
                 let read =
                     forward.flash_bytes().zip(before).map(|(after, before)| after.saturating_sub(before));
-                (drawn, clock.now().saturating_sub(begun), eased, read)
+                (drawn, clock.now().saturating_sub(begun), eased, cooled, read)
             },
         )?;
         if let Some(bytes) = released {
@@ -248,6 +250,9 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         }
         if let Some((level, cache_bytes)) = eased {
             self.delivery.send(GenerationEvent::Notice(Notice::MemoryPressure { level, cache_bytes }));
+        }
+        if let Some((level, threads)) = cooled {
+            self.delivery.send(GenerationEvent::Notice(Notice::Heat { level, threads }));
         }
         self.stats.generated_tokens = self.answer.drawn;
         if decoding {

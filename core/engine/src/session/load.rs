@@ -12,7 +12,7 @@ use super::draft::plan_draft;
 use super::{Clock, DraftOptions, Model, ModelInfo, ModelParts, MonotonicClock};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
-use crate::model::{ModelOptions, PrecisionTable, Runner, RunnerOptions};
+use crate::model::{ExpertShortcuts, ModelOptions, PrecisionTable, Runner, RunnerOptions};
 use crate::plan::{self, PlanWish};
 use crate::pool::{Pool, SystemCpus, default_threads};
 use crate::residency::StreamOptions;
@@ -42,6 +42,8 @@ pub struct LoadOptions {
     pub kv: KvOptions,
     /// How activations are rounded; `None`: as is best for the model's size.
     pub precision: Option<PrecisionTable>,
+    /// Experts that may be left out. Off by default: answers differ from the model's own, and its notes say so.
+    pub shortcuts: ExpertShortcuts,
     /// The kernels; `None`: the fastest of the machine.
     pub kernels: Option<&'static Kernels>,
     /// The time.
@@ -65,6 +67,7 @@ impl Default for LoadOptions {
             stream: StreamOptions::default(),
             kv: runner.kv,
             precision: runner.precision,
+            shortcuts: runner.shortcuts,
             kernels: None,
             clock: Arc::new(MonotonicClock::default()),
             memory: Arc::new(SystemMemory),
@@ -182,7 +185,8 @@ impl Model<Runner> {
             Err(_) => Err(pannier_tokenizer::TemplateError::NoTemplate),
         };
         progress(LoadProgress { stage: LoadStage::Weights, fraction: 0.5 });
-        held.push(plan.reserve_rest(&accountant)?);
+        let taken = held.iter().map(crate::memory::Reservation::bytes).sum();
+        held.push(plan.reserve_rest(&accountant, taken)?);
         let chunk = options.prefill_chunk.min(plan.chunk);
         let loaded = Arc::new(blueprint.load(plan.residency.clone(), &options.stream, &accountant)?);
         progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
@@ -193,7 +197,9 @@ impl Model<Runner> {
             precision: options.precision,
             kernels: options.kernels,
             observer: None,
+            shortcuts: options.shortcuts,
         };
+        notes.extend(options.shortcuts.describe());
         let runner = Runner::new(loaded, Arc::clone(&pool), &runner_options, &accountant)?;
         let draft = draft.map(|draft| draft.load(options, pool, plan.weight_bytes)).transpose()?;
         let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();

@@ -10,7 +10,7 @@ use super::turnstile::Turnstile;
 use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError};
 use crate::memory::{
     Accountant, MemoryPressure, MemoryProbe, MemoryReading, PressureMonitor, PressureOptions, Reservation,
-    SystemMemory,
+    SystemMemory, ThermalLevel, ThermalMonitor,
 };
 use crate::model::{Forward, Runner};
 use crate::speculate::{Draft, Governor};
@@ -100,6 +100,7 @@ pub struct Model<F: Forward = Runner> {
     pub(super) memory: Arc<dyn MemoryProbe>,
     pub(super) accountant: Accountant,
     pub(super) pressure: PressureMonitor,
+    pub(super) heat: ThermalMonitor,
     info: ModelInfo,
     _held: Vec<Reservation>,
     sessions: Mutex<Vec<Weak<SessionCore<F>>>>,
@@ -122,6 +123,7 @@ impl<F: Forward> Model<F> {
             memory: parts.memory,
             accountant: parts.accountant,
             pressure: PressureMonitor::new(parts.pressure),
+            heat: ThermalMonitor::default(),
             info: parts.info,
             _held: parts.held,
             sessions: Mutex::new(Vec::new()),
@@ -180,6 +182,12 @@ impl<F: Forward> Model<F> {
     #[must_use]
     pub fn has_draft(&self) -> bool {
         self.draft.as_ref().is_some_and(|draft| !draft.is_released())
+    }
+
+    /// The system says how hot the device is. Takes effect within one token of the running generation, which tells it with a notice. Any
+    /// thread; never blocks.
+    pub fn on_thermal(&self, level: ThermalLevel) {
+        self.heat.tell(level);
     }
 
     /// Who keeps the budget.

@@ -25,8 +25,8 @@
 //! constraints see the answer's own tokens, one after the other, and never one that was rejected.
 //!
 //! What this costs: for a guess without a distribution (n-grams) nothing, as both rules keep it with probability `p`. A draft model
-//! draws with the same number, from its own distribution, over ids in the same order; two close distributions then agree nearly as often as
-//! any coupling allows. `ARCHITECTURE.md` has the figures.
+//! draws with the same number, from its own distribution, over ids in the same order; how far that is from the best coupling of the two
+//! depends on the models, and `examples/speculation.rs` (`coupling`) tells it for a pair.
 
 mod costs;
 mod draft_model;

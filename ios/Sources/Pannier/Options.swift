@@ -1,0 +1,114 @@
+import Foundation
+
+/// How much anonymous memory all models of a ``Pannier`` may take together.
+///
+/// Pages of model files do not count: the system takes them back when it needs them.
+public struct MemoryBudget: Sendable, Hashable {
+    /// The budget in bytes; `nil`: none.
+    public let bytes: Int64?
+
+    /// No limit. For desktops and tests; on a phone give a limit.
+    public static let unlimited = MemoryBudget(bytes: nil)
+
+    /// This many bytes.
+    public static func bytes(_ bytes: Int64) -> MemoryBudget {
+        precondition(bytes > 0, "a budget must be positive")
+        return MemoryBudget(bytes: bytes)
+    }
+
+    /// This many mebibytes.
+    public static func mebibytes(_ mebibytes: Int) -> MemoryBudget { bytes(Int64(mebibytes) << 20) }
+}
+
+/// How a model is loaded.
+public struct ModelOptions: Sendable, Hashable {
+    /// The longest conversation in tokens; `nil`: what the model was trained for, and with a budget at most what fits.
+    public var context: Int?
+    /// Threads; `nil`: the performance cores.
+    public var threads: Int?
+    /// The most prompt tokens per pass; more need more memory and make other sessions wait longer.
+    public var prefillChunk: Int?
+
+    /// The engine's defaults where nothing is given.
+    public init(context: Int? = nil, threads: Int? = nil, prefillChunk: Int? = nil) {
+        self.context = context
+        self.threads = threads
+        self.prefillChunk = prefillChunk
+    }
+}
+
+/// How an answer is generated. `nil` is the engine's default.
+public struct GenerationOptions: Sendable, Hashable {
+    /// At most this many tokens; `nil`: until the model ends or the context is full.
+    public var maxTokens: Int?
+    /// The answer ends before the first of these strings. At most 64, of 1 to 1024 bytes.
+    public var stop: [String]
+    /// 0 always takes the most likely token; 1 is the model's own distribution.
+    public var temperature: Float?
+    /// Keep the most likely tokens; 0 keeps all.
+    public var topK: Int?
+    /// Keep the smallest set of tokens that has this probability; 1 keeps all.
+    public var topP: Float?
+    /// Drop tokens less likely than this share of the most likely one; 0 keeps all.
+    public var minP: Float?
+    /// Makes what was said lately less likely; 1 is off.
+    public var repetitionPenalty: Float?
+    /// Repeats an answer; `nil`: another one each time. ``Answer/seed`` tells which.
+    public var seed: UInt64?
+    /// How many alternatives to report for each token.
+    public var topLogprobs: Int?
+    /// Ends the answer with what there is after so many seconds.
+    public var deadline: TimeInterval?
+
+    /// The engine's defaults where nothing is given.
+    public init(
+        maxTokens: Int? = nil, stop: [String] = [], temperature: Float? = nil, topK: Int? = nil, topP: Float? = nil,
+        minP: Float? = nil, repetitionPenalty: Float? = nil, seed: UInt64? = nil, topLogprobs: Int? = nil,
+        deadline: TimeInterval? = nil
+    ) {
+        self.maxTokens = maxTokens
+        self.stop = stop
+        self.temperature = temperature
+        self.topK = topK
+        self.topP = topP
+        self.minP = minP
+        self.repetitionPenalty = repetitionPenalty
+        self.seed = seed
+        self.topLogprobs = topLogprobs
+        self.deadline = deadline
+    }
+
+    /// Always the most likely token.
+    public static func greedy(maxTokens: Int) -> GenerationOptions {
+        GenerationOptions(maxTokens: maxTokens, temperature: 0)
+    }
+}
+
+/// Who speaks.
+public enum Role: Sendable, Hashable {
+    /// Instructions of the app.
+    case system
+    /// The user.
+    case user
+    /// The model.
+    case assistant
+    /// The result of a tool.
+    case tool
+}
+
+/// One message of a conversation.
+public struct ChatMessage: Sendable, Hashable {
+    /// Who speaks.
+    public var role: Role
+    /// What is said.
+    public var content: String
+    /// Further fields for the chat template, as a JSON object.
+    public var fieldsJSON: String?
+
+    /// A message.
+    public init(_ role: Role, _ content: String, fieldsJSON: String? = nil) {
+        self.role = role
+        self.content = content
+        self.fieldsJSON = fieldsJSON
+    }
+}
