@@ -9,7 +9,7 @@ use std::time::Duration;
 use pannier::session::{
     Canceller, Completion, GenerationEvent, GenerationOptions, GenerationStats, Model, Sink,
 };
-use pannier::{CancelFlag, LoadOptions};
+use pannier::{CancelFlag, EvictWhen, KvOptions, LoadOptions};
 use pannier_tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -28,6 +28,9 @@ const LOGIT_BYTES: usize = 32 << 20;
 pub fn logit_rows(vocab: usize) -> usize {
     (LOGIT_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(1, 512)
 }
+
+/// A policy acts when so many positions more are there than it keeps: moving what stays costs as much as a few tokens.
+const EVICT_SLACK: usize = 256;
 
 /// Prompts of more tokens show their progress.
 const LONG_PROMPT: usize = 512;
@@ -52,6 +55,12 @@ pub fn load(args: &RunArgs) -> Result<Loaded> {
         threads: args.threads.map(usize::from),
         budget_bytes: args.budget_mb.map(|mb| mb << 20),
         context: args.ctx.map(|n| n as usize),
+        kv: KvOptions {
+            types: args.kv_type,
+            policy: args.kv_policy,
+            evict: EvictWhen::Above(EVICT_SLACK),
+            ..KvOptions::default()
+        },
         ..LoadOptions::default()
     };
     let model = Model::load(&path, &options, &mut |_| {}).map_err(|e| in_file(&path, &e))?;
@@ -104,6 +113,9 @@ pub struct Stats {
     pub peak_anon_bytes: Option<u64>,
     pub threads: usize,
     pub seed: u64,
+    pub kv_type: String,
+    pub kv_policy: String,
+    pub evicted: usize,
 }
 
 fn ms(time: Duration) -> f64 {
@@ -126,6 +138,9 @@ impl Stats {
             peak_anon_bytes: stats.peak_anon_bytes,
             threads: loaded.model.info().threads,
             seed,
+            kv_type: stats.kv_types.to_string(),
+            kv_policy: loaded.model.info().kv_policy.to_string(),
+            evicted: stats.evicted,
         }
     }
 }
@@ -203,6 +218,12 @@ fn notice_text(notice: pannier::session::Notice) -> String {
     match notice {
         Notice::PrefixNotReused { tokens } => {
             format!("{tokens} tokens of the conversation are read again: they could not be reused")
+        }
+        Notice::Evicted { gone, kept } => {
+            format!("the KV cache has forgotten {gone} positions of each layer and keeps {kept}")
+        }
+        Notice::TurnsDropped { messages } => {
+            format!("the conversation got too long: its {messages} oldest messages were dropped")
         }
         Notice::IncompleteCharacter => "the answer was cut inside of a character".to_owned(),
         other => format!("{other:?}"),

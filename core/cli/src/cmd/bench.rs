@@ -25,7 +25,7 @@ Examples:
   pannier bench -m model.gguf -t 2 --prompt 128 --gen 32 --reps 5 --json
 
 JSON: prefill_tok_s, decode_tok_s, ttft_ms, load_ms, peak_anon_bytes, peak_rss_bytes, flash_bytes_per_token, expert_hit_rate,
-major_faults_per_token, threads, isa. A figure that this system or model does not have is null.")]
+major_faults_per_token, threads, isa, kv_type. A figure that this system or model does not have is null.")]
 pub struct BenchArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -56,6 +56,7 @@ struct Report {
     major_faults_per_token: Option<f64>,
     threads: usize,
     isa: String,
+    kv_type: String,
 }
 
 /// One repetition, in seconds.
@@ -113,6 +114,7 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
         major_faults_per_token: major.map(|n| n as f64 / tokens as f64),
         threads: loaded.model.info().threads,
         isa: loaded.model.info().isa.to_lowercase(),
+        kv_type: loaded.model.info().kv_types.to_string(),
     };
     out.text(&page(&report, prompt, generate))?;
     out.object(&report)

@@ -26,7 +26,8 @@ Examples:
   pannier perplexity -m smollm2 --file prose.txt
   pannier perplexity -m model.gguf --file prose.txt --ctx 1024 --json
 
-Lower is better; numbers compare only for the same text, window and tokenizer. JSON: ppl, tokens (how many were scored).")]
+Lower is better; numbers compare only for the same text, window and tokenizer. JSON: ppl, tokens (how many were
+scored), kv_type.")]
 pub struct PerplexityArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -43,6 +44,7 @@ const WINDOW: u32 = 512;
 struct Report {
     ppl: f64,
     tokens: u64,
+    kv_type: String,
 }
 
 pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
@@ -83,7 +85,7 @@ pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
     bar.finish_and_clear();
     let ppl = (sum / tokens.max(1) as f64).exp();
     out.line(&format!("perplexity {ppl:.4} over {tokens} tokens, windows of {window}"))?;
-    out.object(&Report { ppl, tokens })
+    out.object(&Report { ppl, tokens, kv_type: run.kv_type.to_string() })
 }
 
 /// Sum of negative log-probabilities of the window's second half, and how many there are.

@@ -6,6 +6,7 @@ use clap::Args;
 use pannier::model::{Blueprint, ModelOptions};
 use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, Plan, PlanWish};
 use pannier::pool::{Pool, SystemCpus, default_threads};
+use pannier::{KvOptions, KvTypes};
 use pannier_gguf::Gguf;
 use serde::Serialize;
 
@@ -65,6 +66,10 @@ pub struct PlanArgs {
     /// Threads.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+
+    /// Element type of the KV cache: f16, q8, k8v4, q4.
+    #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
+    kv_type: KvTypes,
 }
 
 #[derive(Serialize)]
@@ -73,6 +78,7 @@ struct Report {
     resident_bytes: u64,
     streamed_bytes_per_token: u64,
     kv_bytes: u64,
+    kv_type: String,
     scratch_bytes: u64,
     peak_bytes: u64,
     file_backed_bytes: u64,
@@ -104,13 +110,19 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         context = Some(DEFAULT_CONTEXT);
         model = Blueprint::read(gguf, &ModelOptions { context })?;
     }
-    let wish = PlanWish { budget: args.budget_mb.map(|mb| mb << 20), chunk: None, threads };
+    let wish = PlanWish {
+        budget: args.budget_mb.map(|mb| mb << 20),
+        chunk: None,
+        threads,
+        kv: KvOptions { types: args.kv_type, ..KvOptions::default() },
+    };
     let plan = Plan::new(&model, &device, &wish)?;
     let report = Report {
         fits: plan.fits,
         resident_bytes: plan.resident_bytes,
         streamed_bytes_per_token: plan.streamed_bytes_per_token,
         kv_bytes: plan.kv_bytes,
+        kv_type: plan.kv_types.to_string(),
         scratch_bytes: plan.scratch_bytes,
         peak_bytes: plan.peak_bytes,
         file_backed_bytes: plan.file_backed_bytes,

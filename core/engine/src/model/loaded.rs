@@ -85,8 +85,8 @@ impl Blueprint {
         stream: &StreamOptions,
         accountant: &Accountant,
     ) -> Result<LoadedModel> {
-        let weights = residency::open(self.gguf, self.layout, plan, stream, accountant)?;
-        Ok(LoadedModel { arch: self.arch, products: self.products, weights })
+        let weights = residency::open(Arc::clone(&self.gguf), self.layout, plan, stream, accountant)?;
+        Ok(LoadedModel { arch: self.arch, products: self.products, weights, gguf: self.gguf })
     }
 }
 
@@ -96,6 +96,7 @@ pub struct LoadedModel {
     arch: Box<dyn Architecture>,
     products: Vec<Product>,
     weights: Box<dyn WeightStore>,
+    gguf: Arc<Gguf>,
 }
 
 impl LoadedModel {
@@ -111,6 +112,11 @@ impl LoadedModel {
     /// Sizes.
     pub fn spec(&self) -> &ModelSpec {
         self.arch.spec()
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
     }
 
     /// All products of a pass, each kind once.

@@ -1,5 +1,6 @@
 //! What a generation tells while it runs, and what it leaves behind.
 
+use crate::kv::KvTypes;
 use crate::memory::MemoryPressure;
 use std::time::Duration;
 
@@ -72,6 +73,18 @@ pub enum Notice {
         /// The size that the cache will have.
         cache_bytes: u64,
     },
+    /// The policy of the KV cache has forgotten positions: the answer may be another than with all of them.
+    Evicted {
+        /// How many, in each layer.
+        gone: usize,
+        /// How many each layer still has.
+        kept: usize,
+    },
+    /// The conversation did not fit into the context: its oldest turns are not part of the prompt any more.
+    TurnsDropped {
+        /// Messages.
+        messages: usize,
+    },
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     IncompleteCharacter,
 }
@@ -141,6 +154,10 @@ pub struct GenerationStats {
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were reused from the session's cache.
     pub cached_tokens: usize,
+    /// Element types of the KV cache that the answer was computed with.
+    pub kv_types: KvTypes,
+    /// Positions that the policy of the cache has forgotten meanwhile.
+    pub evicted: usize,
     /// Tokens drawn, the end-of-generation token included.
     pub generated_tokens: usize,
     /// From the call to the first token; waiting for other sessions is included.

@@ -19,8 +19,9 @@ use super::core::{Cache, Delivery};
 use super::text::TextStream;
 use super::{
     Completion, FinishReason, GenerationEvent, GenerationOptions, GenerationStats, Model, Notice,
-    SessionError,
+    SessionError, reuse,
 };
+use crate::kv::Evicted;
 use crate::memory::{Category, Reservation};
 use crate::model::{Forward, Outputs};
 use crate::sampling::{Sampler, TokenInfo};
@@ -79,7 +80,11 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             Ok(prepared) => prepared,
             Err(error) => return Ending::Failed(error),
         };
-        let stats = GenerationStats { prompt_tokens: prompt.len(), ..GenerationStats::default() };
+        let stats = GenerationStats {
+            prompt_tokens: prompt.len(),
+            kv_types: model.info().kv_types,
+            ..GenerationStats::default()
+        };
         let mut generation = Self {
             model,
             cache,
@@ -166,43 +171,41 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
     /// read: its logits are needed.
     fn reuse(&mut self, prompt: &[u32]) -> Result<usize> {
         let control = Arc::clone(self.control);
-        let stop = || control.reason().is_some();
-        let Some(cache) = self.cache.as_mut() else {
-            let seq = self.model.forward.with(stop, F::new_seq)??;
-            *self.cache = Some(Cache { seq, tokens: Vec::new() });
-            return Ok(0);
-        };
-        let common = cache.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let keep = common.min(prompt.len().saturating_sub(1));
-        if keep == cache.tokens.len() {
-            return Ok(keep);
+        let reused = reuse::reuse(self.model, self.cache, prompt, || control.reason().is_some())?;
+        if reused.lost > 0 {
+            self.delivery.send(GenerationEvent::Notice(Notice::PrefixNotReused { tokens: reused.lost }));
         }
-        let kept =
-            self.model.forward.with(stop, |forward| match forward.truncate(&mut cache.seq, keep) {
-                Ok(()) => Ok(keep),
-                Err(Error::CannotTruncate { .. }) => forward.truncate(&mut cache.seq, 0).map(|()| 0),
-                Err(error) => Err(error),
-            })??;
-        cache.tokens.truncate(kept);
-        if kept < keep {
-            self.delivery.send(GenerationEvent::Notice(Notice::PrefixNotReused { tokens: keep - kept }));
-        }
-        Ok(kept)
+        Ok(reused.kept)
     }
 
     /// Reads the prompt; gives the first token.
     fn prefill(&mut self, tokens: &[u32]) -> Result<Option<TokenInfo>> {
-        let total = tokens.len();
+        let (total, before) = (tokens.len(), self.fed());
         let wanted = self.options.max_tokens != Some(0);
+        let how = self.model.prompt_steps;
         let mut done = 0;
         let mut first = None;
-        for chunk in tokens.chunks(self.model.prefill_chunk) {
+        for step in reuse::steps(how, self.model.prefill_chunk, before, before + total) {
             self.check()?;
-            first = self.pass(chunk, wanted && done + chunk.len() == total)?;
+            let chunk = tokens.get(step.start - before..step.end - before).unwrap_or_default();
             done += chunk.len();
+            first = self.pass(chunk, wanted && done == total)?;
+            // Once what it takes is there: a session that comes meanwhile need not read it too.
+            if how.border.map_or(done == total, |border| step.end.is_multiple_of(border)) {
+                self.publish();
+            }
             self.delivery.send(GenerationEvent::Prefill { done, total });
         }
         Ok(first)
+    }
+
+    /// Lets other sessions begin with what was read.
+    fn publish(&mut self) {
+        if let Some(cache) = self.cache.as_ref() {
+            // Whoever stops this generation stops this, too.
+            let stop = || self.control.reason().is_some();
+            let _ = self.model.forward.with(stop, |forward| forward.publish(&cache.seq, &cache.tokens));
+        }
     }
 
     /// One forward pass, when it is this session's turn. Samples from the last row if `sample`.
@@ -213,20 +216,25 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         let (control, clock, sampler) = (self.control, &self.model.clock, &mut self.sampler);
         let pressure = self.model.pressure.check(clock.now(), &*self.model.memory);
         let outputs = if sample { Outputs::Last } else { Outputs::None };
-        let (token, time, eased) = self.model.forward.with(
+        let (token, time, eased, evicted) = self.model.forward.with(
             || control.reason().is_some(),
             |forward| -> Result<_> {
                 let begun = clock.now();
                 let eased = pressure.and_then(|level| Some((level, forward.relieve(level)?)));
+                let evicted = forward.make_room(&mut cache.seq, tokens.len(), pressure)?;
                 let logits = forward.step(&mut cache.seq, tokens, outputs, control.flag())?;
                 // The tokens are in the sequence now, whatever sampling says.
                 cache.tokens.extend_from_slice(tokens);
                 let token = if sample { Some(sampler.sample(logits)?) } else { None };
-                Ok((token, clock.now().saturating_sub(begun), eased))
+                Ok((token, clock.now().saturating_sub(begun), eased, evicted))
             },
         )??;
         if let Some((level, cache_bytes)) = eased {
             self.delivery.send(GenerationEvent::Notice(Notice::MemoryPressure { level, cache_bytes }));
+        }
+        if let Some(Evicted { gone, kept }) = evicted {
+            self.stats.evicted += gone;
+            self.delivery.send(GenerationEvent::Notice(Notice::Evicted { gone, kept }));
         }
         if self.stats.generated_tokens == 0 {
             self.stats.prefill_time += time;
