@@ -1,6 +1,7 @@
 //! `cargo xtask COMMAND`: everything that is done with this repository besides compiling it. One file per command.
 
 mod android;
+mod arm64;
 mod bench;
 mod bindgen;
 mod cage;
@@ -26,10 +27,13 @@ cargo xtask COMMAND
 
   demo [--model FILE]    fetch the default model and let it answer in this terminal
   test [--full] [-- ARGS]  fetch the test models, run the tests; --full adds the long ones
+  test --arm64 [--full]  kernels and engine on three levels of Arm processors, under qemu; --instructions counts them per token
+  cross                  the cross toolchain that this and the mobile packages need, into the user's cache
   ci                     formatting, lints, tidy, tests: what must pass before a commit
   tidy                   the repository's own rules: layering, unsafe, paths, file lengths
   fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
   bench [--peer] [--busy] [--long] [--load] [MODEL…]   speed of models on this machine, as a dated record; `bench --help`
+  quantizer MODEL        our quantiser beside llama.cpp's, as a dated record; `quantizer --help`
   cage --mem SIZE [--read-bps SIZE] -- COMMAND   run in a memory cgroup, report memory, faults and bytes read
   synth --shape 1.1b|7b|moe-2g|moe-128x8 [--type Q4_K_M] OUT   a random model of a real shape
   android [lib|jvm|aar|check|apk]…  the packages for Android and the JVM, tested and checked
@@ -58,8 +62,10 @@ fn dispatch() -> Result {
     match command.as_str() {
         "android" => android::run_command(args),
         "bindgen" => bindgen::run_command(args),
+        "cross" => arm64::setup(args),
         "demo" => demo::run(args),
         "bench" => bench::run(args),
+        "quantizer" => bench::quantizer::run(args),
         "fuzz" => fuzz::run(args),
         "test" => test::run(args),
         "cage" => cage::run(args),

@@ -1,25 +1,33 @@
 //! `cargo xtask test`: the tests, with the models they need.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::catalogue::CATALOGUE;
-use crate::{Result, models, sh};
+use crate::{Result, arm64, models, sh};
 
 /// Tests that take long look for this variable with the value `full`.
 const VARIABLE: &str = "PANNIER_TEST";
 
 pub fn run(mut args: lexopt::Parser) -> Result {
-    let mut full = false;
+    let (mut full, mut arm64, mut instructions) = (false, false, false);
     let mut rest = Vec::new();
     while let Some(arg) = args.next().map_err(|e| e.to_string())? {
         match arg {
             lexopt::Arg::Long("full") => full = true,
+            lexopt::Arg::Long("arm64") => arm64 = true,
+            lexopt::Arg::Long("instructions") => instructions = true,
             // What follows `--`, for cargo test.
             lexopt::Arg::Value(value) => rest.push(value),
             other => return Err(other.unexpected().to_string()),
         }
+    }
+    if arm64 {
+        return arm64::run(arm64::Options { full, instructions, rest });
+    }
+    if instructions {
+        return Err("--instructions counts those of arm64: add --arm64".into());
     }
     if full {
         models::fetch_all(CATALOGUE.iter().map(|e| e.name))?;
@@ -27,13 +35,21 @@ pub fn run(mut args: lexopt::Parser) -> Result {
         models::fetch_all(models::FAST.iter().copied())?;
     }
 
-    let start = Instant::now();
     let mut command = sh::cargo(["test", "--workspace"]);
-    command.args(rest).env("PANNIER_MODELS", models::dir()?).stdout(Stdio::piped());
+    command.args(rest).env("PANNIER_MODELS", models::dir()?);
     if full {
         command.env(VARIABLE, "full");
     }
-    let mut child = command.spawn().map_err(|e| format!("cannot run cargo: {e}"))?;
+    let counts = run_counted(&mut command)?;
+    // Cargo prints one summary per binary, and the last one is often that of an empty set of examples.
+    println!("\n{} passed, {} failed", counts.passed, counts.failed);
+    if counts.passed == 0 { Err("no test was run".into()) } else { Ok(()) }
+}
+
+/// Runs `cargo test`, shows what it prints, and adds its summaries up.
+pub fn run_counted(command: &mut Command) -> Result<Counts> {
+    let start = Instant::now();
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|e| format!("cannot run cargo: {e}"))?;
     let mut counts = Counts::default();
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).lines().map_while(std::result::Result::ok) {
@@ -43,21 +59,28 @@ pub fn run(mut args: lexopt::Parser) -> Result {
     }
     let status = child.wait().map_err(|e| format!("cargo test: {e}"))?;
     eprintln!("== tests: {:.1} s", start.elapsed().as_secs_f32());
-    // Cargo prints one summary per binary, and the last one is often that of an empty set of examples.
-    println!("\n{} passed, {} failed", counts.passed, counts.failed);
     if !status.success() {
-        return Err(format!("cargo test failed ({status})"));
+        return Err(format!(
+            "cargo test failed ({status}); {} passed, {} failed",
+            counts.passed, counts.failed
+        ));
     }
-    if counts.passed == 0 { Err("no test was run".into()) } else { Ok(()) }
+    Ok(counts)
 }
 
 #[derive(Default, Debug, PartialEq, Eq)]
-struct Counts {
-    passed: u64,
-    failed: u64,
+pub struct Counts {
+    pub passed: u64,
+    pub failed: u64,
 }
 
 impl Counts {
+    /// Adds those of another run.
+    pub fn join(&mut self, other: Counts) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+
     /// Adds `test result: ok. 3 passed; 0 failed; …`.
     fn add(&mut self, line: &str) {
         let Some(summary) = line.strip_prefix("test result: ") else { return };

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use pannier::model::ExpertShortcuts;
 use pannier::sampling::SamplerOptions;
 use pannier::session::GenerationOptions;
 use pannier::store::DEFAULT_MODEL;
@@ -61,6 +62,10 @@ pub enum Command {
     Bench(cmd::bench::BenchArgs),
     /// Measure how well a model predicts a text.
     Perplexity(cmd::perplexity::PerplexityArgs),
+    /// Measure what a model can do: small tasks with one right answer.
+    Evaluate(cmd::evaluate::EvaluateArgs),
+    /// Collect activation statistics for quantising.
+    Calibrate(cmd::calibrate::CalibrateArgs),
     /// Make a GGUF file from a Hugging Face checkpoint.
     Convert(cmd::convert::ConvertArgs),
     /// Make a smaller model from a larger one.
@@ -102,6 +107,37 @@ pub struct RunArgs {
     /// most attended between them) or heavy:FIRST:LAST:TOP. Changes answers, and tells when it acts.
     #[arg(long, value_name = "POLICY", default_value_t = KvPolicy::KeepAll)]
     pub kv_policy: KvPolicy,
+
+    #[command(flatten)]
+    pub shortcuts: ShortcutArgs,
+}
+
+/// What changes the answers of mixtures of experts for speed.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Shortcuts (answers differ from the model's own)")]
+pub struct ShortcutArgs {
+    /// Use at most N experts per token.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    at_most_experts: Option<u16>,
+
+    /// While decoding, leave out experts that are not in memory and weigh less than this.
+    #[arg(long, value_name = "W", default_value_t = 0.0)]
+    drop_experts_below: f32,
+
+    /// Prefer experts in memory to others that are likelier by up to this share.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    prefer_present_experts: f32,
+}
+
+impl ShortcutArgs {
+    /// The engine's options.
+    pub fn options(&self) -> ExpertShortcuts {
+        ExpertShortcuts {
+            at_most: self.at_most_experts.map(usize::from),
+            drop_below: self.drop_experts_below,
+            prefer_present: self.prefer_present_experts,
+        }
+    }
 }
 
 /// How tokens are chosen, besides the temperature.

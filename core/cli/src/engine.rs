@@ -61,6 +61,7 @@ pub fn load(args: &RunArgs) -> Result<Loaded> {
             evict: EvictWhen::Above(EVICT_SLACK),
             ..KvOptions::default()
         },
+        shortcuts: args.shortcuts.options(),
         ..LoadOptions::default()
     };
     let model = Model::load(&path, &options, &mut |_| {}).map_err(|e| in_file(&path, &e))?;
@@ -226,6 +227,9 @@ fn notice_text(notice: pannier::session::Notice) -> String {
             format!("the conversation got too long: its {messages} oldest messages were dropped")
         }
         Notice::IncompleteCharacter => "the answer was cut inside of a character".to_owned(),
+        Notice::Heat { level, threads } => {
+            format!("the device is {}: {threads} threads compute", format!("{level:?}").to_lowercase())
+        }
         other => format!("{other:?}"),
     }
 }

@@ -60,6 +60,8 @@ fn run(command: Command, out: &mut Output) -> error::Result<()> {
         Command::Chat(args) => cmd::chat::run(&args, out),
         Command::Bench(args) => cmd::bench::run(&args, out),
         Command::Perplexity(args) => cmd::perplexity::run(&args, out),
+        Command::Evaluate(args) => cmd::evaluate::run(&args, out),
+        Command::Calibrate(args) => cmd::calibrate::run(&args, out),
         Command::Convert(args) => cmd::convert::run(&args, out),
         Command::Quantize(args) => cmd::quantize::run(&args, out),
     }

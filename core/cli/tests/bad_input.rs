@@ -20,6 +20,8 @@ fn commands(model: &str, text: &str) -> Vec<Vec<String>> {
         format!("chat -m {model} -p hello -n 4"),
         format!("bench -m {model} --prompt 4 --gen 4 --reps 1"),
         format!("perplexity -m {model} --file {text} --ctx 32"),
+        format!("evaluate -m {model} --questions 1"),
+        format!("calibrate -m {model} --file {text} --ctx 32 -o {text}.imatrix"),
     ];
     lines.iter().map(|l| l.split(' ').map(str::to_owned).collect()).collect()
 }
@@ -229,8 +231,13 @@ fn invalid_utf8_in_a_file() {
     let folder = Folder::new();
     std::fs::write(folder.path("latin1.txt"), b"caf\xe9 au lait").unwrap();
     let (model, file) = (smollm2(), folder.str("latin1.txt"));
-    for command in ["run", "logits", "tokenize", "perplexity"] {
-        let output = run([command, "-m", &model, "--file", &file]);
+    for command in ["run", "logits", "tokenize", "perplexity", "calibrate"] {
+        let mut args = vec![command, "-m", &model, "--file", &file];
+        let out = folder.str("out.gguf");
+        if command == "calibrate" {
+            args.extend(["-o", &out]);
+        }
+        let output = run(args);
         assert_fails(&output, &["latin1.txt", "UTF-8", "0xe9", "offset 3"]);
     }
 }
@@ -279,6 +286,9 @@ fn wrong_command_lines() {
         &["pull", "--list", "smollm2"],
         &["bench", "--reps", "0"],
         &["perplexity"],
+        &["calibrate", "--file", "x"],
+        &["evaluate", "--task", "poetry"],
+        &["evaluate", "--questions", "0"],
     ] {
         let output = run(args);
         assert_fails(&output, &["--help"]);

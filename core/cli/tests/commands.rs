@@ -31,7 +31,18 @@ const FRANCE: &str = "What is the capital \nof France?";
 #[test]
 fn help_teaches() {
     let top = stdout(["--help"]);
-    let commands = ["pull", "inspect", "tokenize", "run", "logits", "chat", "bench", "perplexity"];
+    let commands = [
+        "pull",
+        "inspect",
+        "tokenize",
+        "run",
+        "logits",
+        "chat",
+        "bench",
+        "perplexity",
+        "calibrate",
+        "evaluate",
+    ];
     for command in commands {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is not in the help");
         let help = stdout([command, "--help"]);
@@ -219,6 +230,8 @@ fn bench_has_all_figures() {
             "peak_rss_bytes",
             "flash_bytes_per_token",
             "expert_hit_rate",
+            "reads_per_token",
+            "waited_ms_per_token",
             "major_faults_per_token",
             "threads",
             "isa"
@@ -237,7 +250,7 @@ fn perplexity_scores_the_second_halves() {
     let file = dir.path().join("prose.txt");
     std::fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(20)).unwrap();
     let r = json(["perplexity", "-m", &smollm2(), "--file", file.to_str().unwrap(), "--ctx", "64"]);
-    assert_eq!(keys(&r), ["ppl", "tokens"]);
+    assert_eq!(keys(&r), ["ppl", "ppl_low", "ppl_high", "tokens", "windows"]);
     let windows = json(["tokenize", "-m", &smollm2(), "--file", file.to_str().unwrap()])["ids"]
         .as_array()
         .unwrap()
@@ -246,6 +259,60 @@ fn perplexity_scores_the_second_halves() {
     assert_eq!(r["tokens"].as_u64().unwrap(), windows as u64 * 31);
     let ppl = r["ppl"].as_f64().unwrap();
     assert!(ppl > 1.0 && ppl < 2.0, "a text that repeats itself is no surprise: {ppl}");
+    assert!(r["ppl_low"].as_f64().unwrap() < ppl && ppl < r["ppl_high"].as_f64().unwrap());
+    let itself = ["--against", &smollm2(), "--ctx", "64", "--windows", "1"];
+    let r =
+        json(["perplexity", "-m", &smollm2(), "--file", file.to_str().unwrap()].into_iter().chain(itself));
+    assert_eq!((r["windows"].as_u64(), r["against"]["kl_mean"].as_f64()), (Some(1), Some(0.0)));
+    assert_eq!((r["against"]["same_top"].as_f64(), r["against"]["ratio"].as_f64()), (Some(1.0), Some(1.0)));
+}
+
+#[test]
+fn statistics_go_into_a_file_that_quantize_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (text, statistics) = (dir.path().join("words.txt"), dir.path().join("imatrix.gguf"));
+    std::fs::write(&text, "The quick brown fox jumps over the lazy dog. ".repeat(20)).unwrap();
+    let (model, statistics) = (smollm2(), statistics.to_str().unwrap());
+    let args = ["calibrate", "-m", &model, "--file", text.to_str().unwrap(), "--ctx", "64", "-o", statistics];
+    let r = json(args.into_iter().chain(["--windows", "2"]));
+    let expected = ["bytes", "tokens", "windows", "tensors", "experts", "unseen_experts", "rare_experts"];
+    assert_eq!(keys(&r), expected);
+    assert_eq!(
+        (r["tokens"].as_u64(), r["windows"].as_u64(), r["tensors"].as_u64()),
+        (Some(128), Some(2), Some(211))
+    );
+    let out = dir.path().join("q.gguf");
+    let args = [
+        "quantize",
+        &model,
+        out.to_str().unwrap(),
+        "Q4_0",
+        "--imatrix",
+        statistics,
+        "--method",
+        "awq",
+        "--plan",
+    ];
+    let plan = json(args);
+    assert!(
+        plan["notices"].as_array().unwrap().iter().all(|n| !n.as_str().unwrap().contains("no entry")),
+        "{plan}"
+    );
+}
+
+#[test]
+fn tasks_have_scores() {
+    let model = smollm2();
+    let args = ["evaluate", "-m", &model, "--questions", "2", "--task", "copying", "--task", "arithmetic"];
+    let r = json(args);
+    assert_eq!(keys(&r), ["tasks", "score"]);
+    let tasks = r["tasks"].as_array().unwrap();
+    assert_eq!(
+        tasks.iter().map(|t| t["task"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["arithmetic", "copying"]
+    );
+    assert_eq!(keys(&tasks[0]), ["task", "correct", "total", "score", "low", "high", "wrong"]);
+    assert_eq!(tasks[0]["total"], 2);
 }
 
 #[test]
@@ -288,4 +355,18 @@ fn ctrl_c_ends_an_answer_cleanly() {
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(text(&output.stderr), "pannier: interrupted\n");
     assert!(text(&output.stdout).len() < 20_000, "it did not run to its end");
+}
+
+#[test]
+fn dense_weights_are_replayed_without_a_trace() {
+    let rate = |policy: &str| {
+        let r = json(["replay", &smollm2(), "--cache-mb", "40", "--policy", policy]);
+        (r["hit_rate"].as_f64().unwrap(), r["flash_bytes_per_token"].as_f64().unwrap())
+    };
+    let ((pinned, read), (lru, all), (random, _)) = (rate("pinned"), rate("lru"), rate("random"));
+    assert!(lru == 0.0 && random < pinned && pinned > 0.3, "{pinned} {random} {lru}");
+    assert!(
+        (read + f64::from(40 << 20) - all).abs() < 3e6,
+        "pinned reads what is not pinned: {read} of {all}"
+    );
 }

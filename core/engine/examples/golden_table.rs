@@ -37,7 +37,10 @@ fn main() {
             ("q8+o,down", PrecisionTable { attention_output: Q16, down: Q16, ..q8 }),
             ("q8+qkv", PrecisionTable { qkv: Q16, ..q8 }),
             ("q8+gate_up", PrecisionTable { gate_up: Q16, ..q8 }),
-            ("q8+o,down,head", PrecisionTable::DEFAULT),
+            ("q8+o,down,head", PrecisionTable { attention_output: Q16, down: Q16, head: Q16, ..q8 }),
+            ("q16-gate_up", PrecisionTable { gate_up: Q8, ..PrecisionTable::all(Q16) }),
+            ("q16-down", PrecisionTable { down: Q8, ..PrecisionTable::all(Q16) }),
+            ("q16-qkv", PrecisionTable { qkv: Q8, ..PrecisionTable::all(Q16) }),
         ];
         tables.extend(more.map(|(name, table)| (name, Some(table))));
     }

@@ -1,5 +1,5 @@
 //! One configuration, planned and measured: `measure MODEL [--budget-mb N] [--ctx N] [--threads N] [--prompt N] [--gen N]
-//! [--policy NAME] [--no-prefetch] [--mapped] [--sampled]`. One JSON object on stdout.
+//! [--policy NAME] [--no-prefetch] [--guess] [--mapped] [--sampled]`. One JSON object on stdout.
 
 use pannier::CancelFlag;
 use pannier::memory::{Accountant, MemoryProbe, SystemMemory};
@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 stream.policy = known.ok_or("no such policy")?.name;
             }
             "--no-prefetch" => stream.prefetch = false,
+            "--guess" => stream.guess = true,
             "--mapped" => mapped = true,
             "--sampled" => sampled = true,
             _ => path = arg,
@@ -60,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     });
     let accountant = Accountant::new(wish.budget);
-    let _rest = plan.reserve_rest(&accountant)?;
+    let _rest = plan.reserve_rest(&accountant, 0)?;
     let start = Instant::now();
     let residency: ResidencyPlan = plan.residency.clone();
     let loaded = Arc::new(blueprint.load(residency, &stream, &accountant)?);
@@ -108,6 +109,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         "reads_per_token": flash.reads as f64 / tokens,
         "mean_read": flash.bytes as f64 / flash.reads.max(1) as f64,
         "waited_ms_per_token": flash.waited_nanos as f64 / 1e6 / tokens,
+        "guesses_per_token": flash.guesses as f64 / tokens,
+        "right_guesses_per_token": flash.right_guesses as f64 / tokens,
         "expert_hit_rate": flash.expert_hit_rate(),
         "expected_hit_rate": plan.expert_hit_rate,
         "major_faults_per_token": faults as f64 / tokens,

@@ -31,6 +31,8 @@ pub struct Pool {
 struct Shared {
     fan: FanOut,
     stop: AtomicBool,
+    /// Threads that may take part, the caller's included.
+    limit: AtomicUsize,
     /// Workers that sleep or are about to.
     sleepers: AtomicUsize,
     work: Signal,
@@ -81,9 +83,15 @@ fn spin(limit: Duration, ready: impl Fn() -> bool) -> bool {
 }
 
 impl Shared {
-    fn work(&self) {
-        let ready = || self.fan.has_work() || self.stop.load(Ordering::Relaxed);
+    fn work(&self, index: usize) {
+        let stop = || self.stop.load(Ordering::Relaxed);
+        let has_turn = || index < self.limit.load(Ordering::Relaxed);
+        let ready = || self.fan.has_work() || stop() || !has_turn();
         loop {
+            if !has_turn() {
+                // Not among the sleepers: nobody waits for this one, and it must not cost each region a wake.
+                self.work.sleep_until(|| has_turn() || stop());
+            }
             if !spin(IDLE_SPIN, ready) {
                 self.sleepers.fetch_add(1, Ordering::Relaxed);
                 // Pairs with the fence in `published`: either we see the work, or the caller sees us.
@@ -91,8 +99,11 @@ impl Shared {
                 self.work.sleep_until(ready);
                 self.sleepers.fetch_sub(1, Ordering::Relaxed);
             }
-            if self.stop.load(Ordering::Relaxed) {
+            if stop() {
                 return;
+            }
+            if !has_turn() {
+                continue;
             }
             self.fan.help(&|| {
                 // Pairs with the fence in `wait`.
@@ -129,14 +140,14 @@ impl Pool {
     ///
     /// When the system refuses a thread, the pool has fewer; no result depends on it.
     pub fn new(threads: usize) -> Pool {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { limit: AtomicUsize::new(usize::MAX), ..Shared::default() });
         let mut workers = Vec::new();
         for index in 1..threads {
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
                 .name(format!("pannier-{index}"))
                 .stack_size(1 << 20)
-                .spawn(move || shared.work());
+                .spawn(move || shared.work(index));
             match worker {
                 Ok(worker) => workers.push(worker),
                 Err(_) => break,
@@ -156,6 +167,11 @@ impl Parallel for Pool {
             return (0..tasks).for_each(job);
         }
         self.shared.fan.run(tasks, job, &*self.shared);
+    }
+
+    fn limit(&self, threads: usize) {
+        self.shared.limit.store(threads.max(1), Ordering::Relaxed);
+        self.shared.work.wake();
     }
 }
 
@@ -238,6 +254,32 @@ mod tests {
             });
             assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
         }
+    }
+
+    #[test]
+    fn a_limited_pool_uses_fewer_threads_and_all_again_later() {
+        let pool = Pool::new(3);
+        let used = |pool: &Pool| {
+            let seen = Mutex::new(std::collections::HashSet::new());
+            for _ in 0..20 {
+                pool.run(12, &|_| {
+                    std::thread::sleep(Duration::from_micros(300));
+                    seen.lock().unwrap().insert(std::thread::current().id());
+                });
+            }
+            seen.into_inner().unwrap()
+        };
+        pool.limit(1);
+        // A worker that was awake may look once more; then only the caller is left.
+        used(&pool);
+        assert_eq!(used(&pool).len(), 1);
+        pool.limit(2);
+        assert!(used(&pool).len() <= 2);
+        pool.limit(3);
+        assert!(used(&pool).len() >= 2);
+        pool.limit(0);
+        used(&pool);
+        assert_eq!(used(&pool), std::collections::HashSet::from([std::thread::current().id()]));
     }
 
     #[test]

@@ -130,6 +130,38 @@ pub enum Error {
         /// Values in the file.
         found: usize,
     },
+    /// The engine cannot run the model, or not further.
+    #[error(transparent)]
+    Engine(pannier::Error),
+    /// A window that no text can be scored in.
+    #[error("a window needs {least} to {most} tokens, not {window}")]
+    Window {
+        /// The length asked for.
+        window: usize,
+        /// Below, nothing could be scored.
+        least: usize,
+        /// The model's context.
+        most: usize,
+    },
+    /// A text that is too short to say anything.
+    #[error("the text has {tokens} tokens, less than {needed}: use a longer text or a shorter window")]
+    TextTooShort {
+        /// Its length.
+        tokens: usize,
+        /// What is needed.
+        needed: usize,
+    },
+    /// Logits from which no probabilities can be computed.
+    #[error("the model gave no usable logits: {0}")]
+    Logits(#[from] pannier::sampling::SamplingError),
+    /// Two models that cannot be compared.
+    #[error("the models cannot be compared: one has {ours} token ids, the other {theirs}")]
+    OtherVocabulary {
+        /// Token ids of the model.
+        ours: usize,
+        /// Token ids of the reference.
+        theirs: usize,
+    },
     /// A thread pool could not be made.
     #[error("cannot start {threads} threads: {why}")]
     Threads {
@@ -138,6 +170,15 @@ pub enum Error {
         /// The system's reason.
         why: String,
     },
+}
+
+impl From<pannier::Error> for Error {
+    fn from(error: pannier::Error) -> Self {
+        match error {
+            pannier::Error::Cancelled => Error::Cancelled,
+            other => Error::Engine(other),
+        }
+    }
 }
 
 impl Error {

@@ -2,20 +2,25 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use pannier::model::{ActivationObserver, MatrixInput};
 use pannier_forge::Error;
-use pannier_forge::imatrix::{ActivationSink, Collector, Imatrix, ImatrixError};
+use pannier_forge::imatrix::{Collector, Imatrix, ImatrixError};
 use pannier_gguf::{GgmlType, Gguf, Writer};
 use proptest::prelude::*;
 
+fn observe(collector: &Collector, tensor: &str, matrix: usize, of: usize, cols: usize, rows: &[f32]) {
+    collector.observed(&MatrixInput { tensor, matrix: (matrix, of), cols, rows });
+}
+
 fn collected() -> Imatrix {
     let collector = Collector::new();
-    collector.observe("blk.0.attn_q.weight", 0, 1, 4, &[1.0, 2.0, 3.0, -4.0, 1.0, 0.0, 1.0, 2.0]);
-    collector.observe("blk.0.attn_q.weight", 0, 1, 4, &[1.0, 1.0, 1.0, 1.0]);
-    collector.observe("blk.0.ffn_up_exps.weight", 2, 3, 2, &[1.0, -2.0, 3.0, 4.0]);
+    observe(&collector, "blk.0.attn_q.weight", 0, 1, 4, &[1.0, 2.0, 3.0, -4.0, 1.0, 0.0, 1.0, 2.0]);
+    observe(&collector, "blk.0.attn_q.weight", 0, 1, 4, &[1.0, 1.0, 1.0, 1.0]);
+    observe(&collector, "blk.0.ffn_up_exps.weight", 2, 3, 2, &[1.0, -2.0, 3.0, 4.0]);
     // Nonsense is ignored, not summed into somewhere.
-    collector.observe("blk.0.ffn_up_exps.weight", 3, 3, 2, &[1.0, 1.0]);
-    collector.observe("blk.0.attn_q.weight", 0, 1, 5, &[1.0; 5]);
-    collector.observe("x", 0, 1, 0, &[1.0]);
+    observe(&collector, "blk.0.ffn_up_exps.weight", 3, 3, 2, &[1.0, 1.0]);
+    observe(&collector, "blk.0.attn_q.weight", 0, 1, 5, &[1.0; 5]);
+    observe(&collector, "x", 0, 1, 0, &[1.0]);
     let mut imatrix = collector.imatrix();
     imatrix.datasets.push("words.txt".into());
     imatrix.chunks = 3;

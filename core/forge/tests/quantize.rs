@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use half::f16;
-use pannier_forge::imatrix::{ActivationSink, Collector, Imatrix};
+use pannier::model::{ActivationObserver, MatrixInput};
+use pannier_forge::imatrix::{Collector, Imatrix};
 use pannier_forge::quantize::{FileType, Notice, Override, SizeLimit, plan, sensitivities};
 use pannier_forge::{Error, Progress, QuantizeOptions, Silent, quantize};
 use pannier_gguf::{GgmlType, Gguf, Writer};
@@ -219,7 +220,8 @@ fn statistics(input: &Gguf, uneven: impl Fn(usize) -> f32) -> Imatrix {
     for tensor in input.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.")) {
         let columns = tensor.dims[0] as usize;
         let rows: Vec<f32> = (0..3).flat_map(|_| (0..columns).map(&uneven)).collect();
-        collector.observe(&tensor.name, 0, 1, columns, &rows);
+        let input = MatrixInput { tensor: &tensor.name, matrix: (0, 1), cols: columns, rows: &rows };
+        collector.observed(&input);
     }
     collector.imatrix()
 }
@@ -250,6 +252,86 @@ fn an_importance_matrix_moves_the_error_to_where_it_matters_less() {
         assert!(with < 0.9 * plain, "{ty}: {with} against {plain}");
         assert!(!report.plan.notices.iter().any(|n| matches!(n, Notice::NoImportance { .. })));
     }
+}
+
+/// Products of one layer that the model's results are made of, each with the columns of activations that it meets.
+fn layer_products(model: &Gguf, layer: u64, width: usize) -> Vec<(&'static str, Vec<f32>)> {
+    let of = |part: &str| values(model, &format!("blk.{layer}.{part}.weight"));
+    let (norm, v, out) = (of("attn_norm"), of("attn_v"), of("attn_output"));
+    let normed = |matrix: Vec<f32>| -> Vec<f32> {
+        matrix.chunks_exact(width).flat_map(|row| row.iter().zip(&norm).map(|(w, n)| w * n)).collect()
+    };
+    let (up, down) = (of("ffn_up"), of("ffn_down"));
+    let (dim, inner) = (width / 8, 2 * width);
+    // Eight heads, two of values; the first column of the normed values and of up stands for all.
+    let value = |column: usize| (column / dim / 4) * dim + column % dim;
+    let v = normed(v);
+    vec![
+        ("q", normed(of("attn_q"))),
+        ("k", normed(of("attn_k"))),
+        ("v to output", (0..width * width).map(|i| out[i] * v[value(i % width) * width]).collect()),
+        ("up to down", (0..inner * width).map(|i| down[i] * up[(i % inner) * width]).collect()),
+    ]
+}
+
+#[test]
+fn activation_aware_scales_are_undone_by_the_tensors_in_front() {
+    let f = fixture(256);
+    let input = Gguf::open(&f.input).unwrap();
+    let uneven = |column: usize| if column.is_multiple_of(37) { 30.0 } else { 0.5 };
+    let mut options = QuantizeOptions::new(target("Q8_0"));
+    options.imatrix = Some(statistics(&input, uneven));
+    let norms = |model: &Gguf| values(model, "blk.0.attn_norm.weight");
+    quantize(&f.input, &f.output, &options, &Silent).unwrap();
+    assert_eq!(norms(&Gguf::open(&f.output).unwrap()), norms(&input));
+    options.awq = true;
+    quantize(&f.input, &f.output, &options, &Silent).unwrap();
+    let after = Gguf::open(&f.output).unwrap();
+    assert_ne!(norms(&after), norms(&input), "nothing was scaled");
+    for layer in 0..LAYERS {
+        let pairs = layer_products(&input, layer, 256).into_iter().zip(layer_products(&after, layer, 256));
+        for ((name, x), (_, y)) in pairs {
+            let columns = if name == "up to down" { 512 } else { 256 };
+            let (mut error, mut energy) = (0f64, 0f64);
+            for (i, (x, y)) in x.iter().zip(&y).enumerate() {
+                let weight = f64::from(uneven(i % columns)).powi(2);
+                error += weight * f64::from(x - y).powi(2);
+                energy += weight * f64::from(*x).powi(2);
+            }
+            let error = (error / energy).sqrt();
+            assert!(error < 0.02, "layer {layer}, {name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn activation_aware_scales_lower_the_error_of_products() {
+    let f = fixture(256);
+    let input = Gguf::open(&f.input).unwrap();
+    let uneven = |column: usize| if column.is_multiple_of(37) { 30.0 } else { 0.5 };
+    let mut options = QuantizeOptions::new(target("Q3_K_S"));
+    options.imatrix = Some(statistics(&input, uneven));
+    let mut errors = |awq: bool| {
+        options.awq = awq;
+        let report = quantize(&f.input, &f.output, &options, &Silent).unwrap();
+        let after = Gguf::open(&f.output).unwrap();
+        let (x, y) = (layer_products(&input, 3, 256), layer_products(&after, 3, 256));
+        let terms = x[0].1.iter().zip(&y[0].1).enumerate();
+        let error: f64 = terms.map(|(i, (x, y))| f64::from((x - y) * uneven(i % 256)).powi(2)).sum();
+        (error, report.plan.notices)
+    };
+    let (plain, none) = errors(false);
+    assert!(none.iter().all(|notice| !matches!(notice, Notice::Scaled { .. })));
+    let (scaled, notices) = errors(true);
+    assert!(scaled < 0.9 * plain, "{scaled} {plain}");
+    let found = notices.iter().find_map(|notice| match notice {
+        Notice::Scaled { groups, scaled, error_ratio } => Some((*groups, *scaled, *error_ratio)),
+        _ => None,
+    });
+    // After the norm, values, up: three in each layer (a router reads the other norm).
+    let (groups, scaled, ratio) = found.unwrap();
+    assert_eq!((groups, scaled), (3 * LAYERS as usize, groups));
+    assert!(ratio < 0.9, "{ratio}");
 }
 
 #[test]

@@ -10,6 +10,11 @@ pub trait Parallel: Sync {
 
     /// Calls `job(i)` once for each `i` in `0..tasks` and returns when all calls have returned.
     fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync));
+
+    /// Lets at most so many threads take part from now on, the caller's included. Changes no result; those who cannot, need not.
+    fn limit(&self, threads: usize) {
+        let _ = threads;
+    }
 }
 
 /// Runs every task on the calling thread.

@@ -59,6 +59,16 @@ fn check(f: &'static Format, rows: usize, cols: usize, n: usize, scales: Scales,
     }
 }
 
+/// Under an emulator the level of the processor is known, and testing a lower one would look just as green.
+#[test]
+fn the_level_that_was_promised_is_chosen() {
+    if let Ok(isa) = std::env::var("PANNIER_EXPECT_ISA") {
+        assert_eq!(format!("{:?}", Kernels::detect().isa()), isa);
+    }
+    #[cfg(target_arch = "aarch64")]
+    assert!(Kernels::by_isa(Isa::Neon).is_some(), "NEON needs no detection");
+}
+
 #[test]
 fn all_isas_give_the_bits_of_the_oracle() {
     for f in formats() {

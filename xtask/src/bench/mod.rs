@@ -12,7 +12,10 @@
 //! The record is written again after every row, so that a run that is stopped leaves what it has.
 
 mod engines;
+pub mod machine;
 mod machine;
+mod plan;
+pub mod quantizer;
 mod record;
 mod subject;
 
@@ -39,6 +42,7 @@ cargo xtask bench [OPTIONS] [MODEL…]      models are files or catalogue names;
   --busy                also: two threads while a process keeps one core busy
   --long                also: decode behind a long context
   --load                also: loading, the first token, anonymous memory
+  --plan                instead: what `pannier plan` says against what happens, resident and in cages
   --no-table            only what was asked for besides
   --name NAME           of the record, benches/record/DATE-NAME.md and .json
   --note TEXT           a remark for the record
@@ -59,6 +63,7 @@ struct Options {
     busy: bool,
     long: bool,
     load: bool,
+    plan: bool,
     table: bool,
     name: Option<String>,
     notes: Vec<String>,
@@ -71,6 +76,19 @@ pub fn run(args: lexopt::Parser) -> Result {
     let mut peers = Vec::new();
     let mut record = Record::new(options.name.as_deref(), command_line());
     record.notes.extend(options.notes.iter().cloned());
+    if options.plan {
+        let threads = options.threads.iter().copied().max().unwrap_or(1);
+        let (mut notes, mut rows) = (Vec::new(), Vec::new());
+        let done = plan::rows(&pannier, threads, &mut |note| notes.push(note), &mut |row| {
+            rows.push(row.clone());
+            record.add("plan", row)
+        });
+        record.notes.append(&mut notes);
+        record.notes.push(plan::verdict(&rows));
+        record.save()?;
+        print!("{}", record.markdown());
+        return done;
+    }
     if options.peer {
         let python = engines::python()?;
         record.peers.push(format!("llama.cpp: llama-cpp-python {}", engines::llama_cpp_version(&python)));
@@ -121,6 +139,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Option<Options>> {
         busy: false,
         long: false,
         load: false,
+        plan: false,
         table: true,
         name: None,
         notes: Vec::new(),
@@ -155,6 +174,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Option<Options>> {
             "busy" => o.busy = true,
             "long" => o.long = true,
             "load" => o.load = true,
+            "plan" => o.plan = true,
             "no-table" => o.table = false,
             "name" => o.name = Some(value()?),
             "note" => o.notes.push(value()?),

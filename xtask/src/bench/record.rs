@@ -47,6 +47,11 @@ impl Record {
         if let Value::Array(rows) = self.sections.entry(section).or_insert(json!([])) {
             rows.push(row);
         }
+        self.save()
+    }
+
+    /// Writes both files.
+    pub fn save(&self) -> Result {
         let object = json!({
             "date": self.date, "machine": self.machine, "commit": self.commit, "command": self.command,
             "peers": self.peers, "notes": self.notes, "sections": self.sections,
@@ -83,6 +88,9 @@ impl Record {
                     BUSY,
                     rows,
                 ),
+                "plan" => {
+                    table(&mut page, "Plan against measurement: decode in tokens/s, memory in MB", PLAN, rows)
+                }
                 "long" => table(&mut page, "Decode behind 4096 tokens against 128, tokens/s", LONG, rows),
                 _ => table(&mut page, "Loading: a fresh process with the file in the page cache", LOAD, rows),
             }
@@ -90,6 +98,24 @@ impl Record {
         page
     }
 }
+
+const PLAN: &[Column] = &[
+    ("model", |r| text(&r["model"])),
+    ("context", |r| r["context"].to_string()),
+    ("budget, MiB", |r| r["budget_mb"].as_u64().map_or("-".into(), |mb| mb.to_string())),
+    ("flash, MB/s", |r| r["read_mb_s"].as_u64().map_or("-".into(), |mb| mb.to_string())),
+    ("decode, planned", |r| number(&r["predicted_decode_tok_s"])),
+    ("measured", |r| number(&r["decode_tok_s"])),
+    ("ratio", |r| ratio(&r["decode_ratio"])),
+    ("peak, planned", |r| mega(&r["predicted_peak_bytes"])),
+    ("measured", |r| mega(&r["peak_anon_bytes"])),
+    ("ratio", |r| ratio(&r["peak_ratio"])),
+    ("MB per token, planned", |r| mega(&r["predicted_bytes_per_token"])),
+    ("measured", |r| mega(&r["bytes_per_token"])),
+    ("hits, planned", |r| number(&r["predicted_hit_rate"])),
+    ("measured", |r| number(&r["hit_rate"])),
+    ("load", |r| number(&r["load_average"])),
+];
 
 const BUSY: &[Column] = &[
     ("model", |r| text(&r["model"])),

@@ -10,6 +10,7 @@ use std::time::Instant;
 use clap::Args;
 use pannier::CancelFlag;
 use pannier::model::{Forward as _, Outputs};
+use pannier::residency::FlashStats;
 use serde::Serialize;
 
 use crate::args::RunArgs;
@@ -25,7 +26,8 @@ Examples:
   pannier bench -m model.gguf -t 2 --prompt 128 --gen 32 --reps 5 --json
 
 JSON: prefill_tok_s, decode_tok_s, ttft_ms, load_ms, peak_anon_bytes, peak_rss_bytes, flash_bytes_per_token, expert_hit_rate,
-major_faults_per_token, threads, isa, kv_type. A figure that this system or model does not have is null.")]
+reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa, kv_type. What is per token is of decoding. A figure that this
+system or model does not have is null.")]
 pub struct BenchArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -53,17 +55,21 @@ struct Report {
     peak_rss_bytes: Option<u64>,
     flash_bytes_per_token: f64,
     expert_hit_rate: Option<f64>,
+    reads_per_token: f64,
+    waited_ms_per_token: f64,
     major_faults_per_token: Option<f64>,
     threads: usize,
     isa: String,
     kv_type: String,
 }
 
-/// One repetition, in seconds.
+/// One repetition: times in seconds, and what decoding read.
 #[derive(Clone, Copy)]
 struct Rep {
     first_token: f64,
     decode: f64,
+    flash: FlashStats,
+    major_faults: Option<u64>,
 }
 
 pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
@@ -83,21 +89,21 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
     }
     let bar = output::count_bar(u64::from(args.reps) + 1, "runs");
     let mut peak = process::Peak::default();
-    let (reps, major, flash) = loaded.with_forward(|forward, cancel| {
+    let reps = loaded.with_forward(|forward, cancel| {
         once(forward, prompt.min(32), generate.min(4), cancel, &mut peak)?;
         bar.inc(1);
-        let faults = process::major_faults();
-        let flash = forward.model().weights().flash();
         let mut reps = Vec::new();
         for _ in 0..args.reps {
             reps.push(once(forward, prompt, generate, cancel, &mut peak)?);
             bar.inc(1);
         }
-        let major = faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
-        Ok((reps, major, forward.model().weights().flash().since(&flash)))
+        Ok(reps)
     })?;
     bar.finish_and_clear();
-    let tokens = u64::from(args.reps) * needed as u64;
+    // Tokens after the first, which belongs to the prompt.
+    let tokens = (u64::from(args.reps) * (generate as u64).saturating_sub(1)).max(1);
+    let flash = reps.iter().fold(FlashStats::default(), |sum, rep| sum.plus(&rep.flash));
+    let major = reps.iter().map(|rep| rep.major_faults).sum::<Option<u64>>();
 
     let first_token = median(reps.iter().map(|r| r.first_token));
     let decode = median(reps.iter().map(|r| r.decode));
@@ -111,6 +117,8 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
         peak_rss_bytes: process::peak_rss(),
         flash_bytes_per_token: flash.bytes as f64 / tokens as f64,
         expert_hit_rate: flash.expert_hit_rate(),
+        reads_per_token: flash.reads as f64 / tokens as f64,
+        waited_ms_per_token: flash.waited_nanos as f64 / 1e6 / tokens as f64,
         major_faults_per_token: major.map(|n| n as f64 / tokens as f64),
         threads: loaded.model.info().threads,
         isa: loaded.model.info().isa.to_lowercase(),
@@ -153,13 +161,16 @@ fn once(
     let mut next = most_likely(forward.step(&mut seq, &ids, Outputs::Last, cancel)?);
     let first_token = start.elapsed().as_secs_f64();
     peak.look();
+    let (flash, faults) = (forward.model().weights().flash(), process::major_faults());
     let start = Instant::now();
     for _ in 1..generate {
         next = most_likely(forward.step(&mut seq, &[next], Outputs::Last, cancel)?);
     }
     let decode = start.elapsed().as_secs_f64();
     peak.look();
-    Ok(Rep { first_token, decode })
+    let flash = forward.model().weights().flash().since(&flash);
+    let major_faults = faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
+    Ok(Rep { first_token, decode, flash, major_faults })
 }
 
 fn most_likely(logits: &[f32]) -> u32 {

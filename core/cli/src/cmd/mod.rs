@@ -1,8 +1,10 @@
 //! One file per subcommand: its arguments, its work, its output.
 
 pub mod bench;
+pub mod calibrate;
 pub mod chat;
 pub mod convert;
+pub mod evaluate;
 pub mod forge;
 pub mod inspect;
 pub mod logits;

@@ -1,21 +1,15 @@
-//! `pannier perplexity`: how surprised a model is by a text.
-//!
-//! The text is tokenised once and cut into windows of the context's length; what is left at the end is not used. In each
-//! window the first token is replaced by BOS, if the model adds one, and the second half is scored, so that every scored
-//! token has at least half a window before it. The number is comparable with that of llama.cpp's tool.
+//! `pannier perplexity`: how well a model predicts a text, alone or beside a reference.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use pannier::CancelFlag;
-use pannier::model::{Forward as _, Outputs};
-use pannier::sampling::LogitStats;
+use pannier::KvTypes;
+use pannier_forge::judge::{self, Comparison, Interval, Perplexity, TextOptions};
 use pannier_tokenizer::EncodeOptions;
-use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::args::RunArgs;
-use crate::engine::{self, Forward};
+use crate::args::{ModelArg, RunArgs};
+use crate::engine::{self, Loaded};
 use crate::error::{CliError, Result};
 use crate::input;
 use crate::output::{self, Output};
@@ -25,9 +19,12 @@ use crate::output::{self, Output};
 Examples:
   pannier perplexity -m smollm2 --file prose.txt
   pannier perplexity -m model.gguf --file prose.txt --ctx 1024 --json
+  pannier perplexity -m model-q3.gguf --file prose.txt --against model-f16.gguf
 
-Lower is better; numbers compare only for the same text, window and tokenizer. JSON: ppl, tokens (how many were
-scored), kv_type.")]
+Lower is better; numbers compare only for the same text, window and tokenizer. The interval holds the true value with 95%
+confidence, for text of this kind. JSON: ppl, ppl_low, ppl_high, tokens (how many were scored), windows, kv_type; with --against also
+against {ppl, ppl_low, ppl_high, ratio, ratio_low, ratio_high, kl_mean, kl_low, kl_high, kl_median, kl_p99, same_top, same_top_low,
+same_top_high}: perplexity of the reference, ours divided by it, divergence in nats, and the share of equal first choices.")]
 pub struct PerplexityArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -35,6 +32,14 @@ pub struct PerplexityArgs {
     /// The text; `-` is stdin.
     #[arg(long, value_name = "PATH")]
     file: PathBuf,
+
+    /// Compare with the predictions of this model: a file, or the name of a pulled one. Both are in memory at once.
+    #[arg(long, value_name = "FILE|NAME")]
+    against: Option<String>,
+
+    /// Stop after so many windows.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    windows: Option<u32>,
 }
 
 /// Window, where `--ctx` says nothing: the field's usual one.
@@ -43,79 +48,123 @@ const WINDOW: u32 = 512;
 #[derive(Serialize)]
 struct Report {
     ppl: f64,
+    ppl_low: f64,
+    ppl_high: f64,
     tokens: u64,
     kv_type: String,
+    windows: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against: Option<Against>,
+}
+
+#[derive(Serialize)]
+struct Against {
+    ppl: f64,
+    ppl_low: f64,
+    ppl_high: f64,
+    ratio: f64,
+    ratio_low: f64,
+    ratio_high: f64,
+    kl_mean: f64,
+    kl_low: f64,
+    kl_high: f64,
+    kl_median: f64,
+    kl_p99: f64,
+    same_top: f64,
+    same_top_low: f64,
+    same_top_high: f64,
 }
 
 pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
     let text = input::text_file(&args.file)?;
     let mut run = args.run.clone();
     let window = *run.ctx.get_or_insert(WINDOW) as usize;
-    if window < 4 {
-        return Err(CliError::failed("a window needs at least 4 tokens"));
-    }
     let loaded = engine::load(&run)?;
     let tokenizer = loaded.tokenizer()?;
     let bos = tokenizer.special_tokens().bos.filter(|_| tokenizer.add_bos());
     let ids = tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: true });
-    let windows = ids.len() / window;
-    if windows == 0 {
+    let options = TextOptions { window, bos, limit: args.windows.map(|n| n as usize) };
+    let Some(against) = &args.against else {
+        let found = alone(&loaded, &ids, &options)?;
+        out.line(&line(&found, window))?;
+        return out.object(&report(&found, run.kv_type, None));
+    };
+    let reference = engine::load(&RunArgs { model: ModelArg { model: against.clone() }, ..run.clone() })?;
+    let theirs =
+        reference.tokenizer()?.encode(&text, EncodeOptions { add_special: true, parse_special: true });
+    if theirs != ids {
         return Err(CliError::failed(format!(
-            "the text has {} tokens, less than one window of {window}: pass a longer text or a smaller --ctx",
-            ids.len()
+            "{} and {} cannot be compared: they cut the text into different tokens",
+            loaded.name, reference.name
         )));
     }
-
-    let bar = output::count_bar(windows as u64, "windows");
-    let (sum, tokens) = loaded.with_forward(|forward, cancel| {
-        let (mut sum, mut tokens) = (0f64, 0u64);
-        for piece in ids.chunks_exact(window) {
-            let mut piece = piece.to_vec();
-            if let (Some(bos), Some(first)) = (bos, piece.first_mut()) {
-                *first = bos;
-            }
-            let (nll, scored) = score(forward, &piece, cancel)?;
-            sum += nll;
-            tokens += scored;
-            bar.inc(1);
-            bar.set_prefix(format!("ppl {:.4}", (sum / tokens.max(1) as f64).exp()));
-        }
-        Ok((sum, tokens))
-    })?;
-    bar.finish_and_clear();
-    let ppl = (sum / tokens.max(1) as f64).exp();
-    out.line(&format!("perplexity {ppl:.4} over {tokens} tokens, windows of {window}"))?;
-    out.object(&Report { ppl, tokens, kv_type: run.kv_type.to_string() })
+    let found = beside(&loaded, &reference, &ids, &options)?;
+    let Comparison { model, reference: other, ratio, kl_mean, kl_median, kl_p99, same_top } = &found;
+    out.line(&line(model, window))?;
+    out.line(&format!(
+        "{:.4} times that of {} ({:.4}); 95%: {:.4} to {:.4}",
+        ratio.value, reference.name, other.ppl.value, ratio.low, ratio.high
+    ))?;
+    out.line(&format!(
+        "divergence {:.5} nats (median {kl_median:.5}, 99% below {kl_p99:.4}); same first choice {:.2}%",
+        kl_mean.value,
+        100.0 * same_top.value
+    ))?;
+    let against = Against {
+        ppl: other.ppl.value,
+        ppl_low: other.ppl.low,
+        ppl_high: other.ppl.high,
+        ratio: ratio.value,
+        ratio_low: ratio.low,
+        ratio_high: ratio.high,
+        kl_mean: kl_mean.value,
+        kl_low: kl_mean.low,
+        kl_high: kl_mean.high,
+        kl_median: *kl_median,
+        kl_p99: *kl_p99,
+        same_top: same_top.value,
+        same_top_low: same_top.low,
+        same_top_high: same_top.high,
+    };
+    out.object(&report(model, run.kv_type, Some(against)))
 }
 
-/// Sum of negative log-probabilities of the window's second half, and how many there are.
-fn score(forward: &mut Forward, window: &[u32], cancel: &CancelFlag) -> Result<(f64, u64)> {
-    let vocab = forward.vocab();
-    let first = window.len() / 2;
-    let (context, rest) = window.split_at(first);
-    // The last token has no successor to score.
-    let rest = rest.get(..rest.len().saturating_sub(1)).unwrap_or_default();
-    let mut seq = forward.new_seq()?;
-    forward.step(&mut seq, context, Outputs::None, cancel)?;
-    let (mut sum, mut done) = (0f64, first);
-    for piece in rest.chunks(engine::logit_rows(vocab)) {
-        let logits = forward.step(&mut seq, piece, Outputs::All, cancel)?;
-        let next = window.get(done + 1..).unwrap_or_default();
-        let terms: Vec<Result<f64>> = logits
-            .par_chunks_exact(vocab)
-            .zip(next.par_iter())
-            .take(piece.len())
-            .map(|(row, &next)| {
-                let stats = LogitStats::of(row)
-                    .map_err(|e| CliError::failed(format!("the model gave no usable logits: {e}")))?;
-                Ok(-row.get(next as usize).map_or(f64::NEG_INFINITY, |&logit| stats.logprob(logit)))
+fn alone(loaded: &Loaded, ids: &[u32], options: &TextOptions) -> Result<Perplexity> {
+    let bar = output::count_bar(0, "windows");
+    let found = loaded.with_forward(|forward, cancel| {
+        Ok(judge::perplexity(forward, ids, options, cancel, &mut |done, total, ppl| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+            bar.set_prefix(format!("ppl {ppl:.4}"));
+        })?)
+    })?;
+    bar.finish_and_clear();
+    Ok(found)
+}
+
+fn beside(loaded: &Loaded, reference: &Loaded, ids: &[u32], options: &TextOptions) -> Result<Comparison> {
+    let bar = output::count_bar(0, "windows");
+    let found = loaded.with_forward(|forward, cancel| {
+        let mut work = |other: &mut engine::Forward| {
+            judge::compare(forward, other, ids, options, cancel, &mut |done, total, kl| {
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+                bar.set_prefix(format!("divergence {kl:.5}"));
             })
-            .collect();
-        // In order, so that the sum does not depend on the threads.
-        for term in terms {
-            sum += term?;
-        }
-        done += piece.len();
-    }
-    Ok((sum, rest.len() as u64))
+        };
+        Ok(reference.model.with_forward(cancel, |other| Ok(work(other)))??)
+    })?;
+    bar.finish_and_clear();
+    Ok(found)
+}
+
+fn line(found: &Perplexity, window: usize) -> String {
+    let Perplexity { ppl: Interval { value, low, high }, tokens, .. } = found;
+    format!("perplexity {value:.4} over {tokens} tokens, windows of {window}; 95%: {low:.4} to {high:.4}")
+}
+
+fn report(found: &Perplexity, kv_type: KvTypes, against: Option<Against>) -> Report {
+    let Perplexity { ppl, tokens, windows } = *found;
+    let kv_type = kv_type.to_string();
+    Report { ppl: ppl.value, ppl_low: ppl.low, ppl_high: ppl.high, tokens, kv_type, windows, against }
 }

@@ -25,8 +25,9 @@ Examples:
 
 Without a device this machine is measured, which takes seconds the first time. No weight is read.
 
-JSON: fits, resident_bytes, streamed_bytes_per_token, kv_bytes, scratch_bytes, peak_bytes, file_backed_bytes, predicted_decode_tok_s,
-predicted_prefill_tok_s, bound_by, expert_hit_rate, budget_bytes, context, max_context, prefill_chunk, mapped, device, notes.")]
+JSON: fits, resident_bytes, streamed_bytes_per_token, kv_bytes, scratch_bytes, other_bytes, peak_bytes, file_backed_bytes,
+predicted_decode_tok_s, predicted_prefill_tok_s, bound_by, expert_hit_rate, budget_bytes, context, max_context, prefill_chunk, mapped,
+device, notes.")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArg,
@@ -63,6 +64,18 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     ctx: Option<u32>,
 
+    /// Predict decoding behind so many tokens; by default half of the context.
+    #[arg(long, value_name = "N")]
+    at: Option<usize>,
+
+    /// The most tokens per prefill pass; by default what the budget allows, at most 512.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    chunk: Option<u32>,
+
+    /// Measure this machine anew.
+    #[arg(long)]
+    remeasure: bool,
+
     /// Threads.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -80,6 +93,7 @@ struct Report {
     kv_bytes: u64,
     kv_type: String,
     scratch_bytes: u64,
+    other_bytes: u64,
     peak_bytes: u64,
     file_backed_bytes: u64,
     predicted_decode_tok_s: f64,
@@ -110,12 +124,9 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         context = Some(DEFAULT_CONTEXT);
         model = Blueprint::read(gguf, &ModelOptions { context })?;
     }
-    let wish = PlanWish {
-        budget: args.budget_mb.map(|mb| mb << 20),
-        chunk: None,
-        threads,
-        kv: KvOptions { types: args.kv_type, ..KvOptions::default() },
-    };
+    let chunk = args.chunk.map(|n| n as usize);
+    let kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
+    let wish = PlanWish { budget: args.budget_mb.map(|mb| mb << 20), chunk, threads, kv };
     let plan = Plan::new(&model, &device, &wish)?;
     let report = Report {
         fits: plan.fits,
@@ -124,9 +135,10 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         kv_bytes: plan.kv_bytes,
         kv_type: plan.kv_types.to_string(),
         scratch_bytes: plan.scratch_bytes,
+        other_bytes: plan.other_bytes,
         peak_bytes: plan.peak_bytes,
         file_backed_bytes: plan.file_backed_bytes,
-        predicted_decode_tok_s: plan.decode_tok_s,
+        predicted_decode_tok_s: args.at.map_or(plan.decode_tok_s, |at| plan.decode_tok_s_at(at)),
         predicted_prefill_tok_s: plan.prefill_tok_s,
         bound_by: plan.bound_by.name(),
         expert_hit_rate: plan.expert_hit_rate,
@@ -160,15 +172,25 @@ fn device(args: &PlanArgs, gguf: &Gguf, threads: usize) -> Result<DeviceProfile>
             gflops,
         ));
     }
-    let mut device = DeviceProfile::measured(&Pool::new(threads), Some(gguf))?;
+    let pool = Pool::new(threads);
+    let mut device = if args.remeasure {
+        DeviceProfile::measure(&pool, Some(gguf))?
+    } else {
+        DeviceProfile::measured(&pool, Some(gguf))?
+    };
     if let Some(ram) = args.ram {
         device.ram = (ram * (1u64 << 30) as f64) as u64;
         device.free = device.ram / 2;
     }
     device.flash_bps = args.flash.map_or(device.flash_bps, |gb| gb * 1e9);
     device.gflops = args.gflops.unwrap_or(device.gflops);
+    if let Some(gflops) = args.gflops {
+        device.rates.iter_mut().for_each(|rate| rate.gflops = gflops);
+    }
     if let Some(dram) = args.dram {
-        device.decode_bps *= dram * 1e9 / device.dram_bps;
+        let factor = dram * 1e9 / device.dram_bps;
+        device.decode_bps *= factor;
+        device.rates.iter_mut().for_each(|rate| rate.decode_bps *= factor);
         device.dram_bps = dram * 1e9;
     }
     Ok(device)

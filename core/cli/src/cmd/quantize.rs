@@ -18,6 +18,7 @@ use crate::output::{self, Output};
 Examples:
   pannier quantize model-f16.gguf model-q4.gguf Q4_K_M
   pannier quantize model-f16.gguf model-q3.gguf Q3_K_M --imatrix imatrix.gguf --keep-f16 attn
+  pannier quantize model-f16.gguf model-q3.gguf Q3_K_M --imatrix imatrix.gguf --method awq
   pannier quantize model-f16.gguf model.gguf Q4_K_M --target-bytes 900000000
   pannier quantize model-f16.gguf - Q4_K_M --plan --json
 
@@ -86,6 +87,8 @@ enum Method {
     Rtn,
     /// The same, weighted by the activation statistics.
     Imatrix,
+    /// Columns are scaled by their activations before that; the scales go into the tensors in front.
+    Awq,
 }
 
 #[derive(Serialize)]
@@ -110,12 +113,13 @@ pub fn run(args: &QuantizeArgs, out: &mut Output) -> Result<()> {
     let target = FileType::parse(&args.target)?;
     let mut options = QuantizeOptions::new(target);
     options.imatrix = match (&args.imatrix, args.method) {
-        (None, Some(Method::Imatrix)) => {
-            return Err(CliError::failed("--method imatrix needs --imatrix FILE (see `pannier calibrate`)"));
+        (None, Some(Method::Imatrix | Method::Awq)) => {
+            return Err(CliError::failed("this method needs --imatrix FILE (see `pannier calibrate`)"));
         }
         (Some(_), Some(Method::Rtn)) | (None, _) => None,
         (Some(path), _) => Some(Imatrix::open(path)?),
     };
+    options.awq = args.method == Some(Method::Awq);
     options.keep_f16_attention = args.keep_f16.is_some();
     options.overrides =
         args.tensor_type.iter().map(|given| Override::parse(given)).collect::<Result<_, _>>()?;

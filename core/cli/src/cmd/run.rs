@@ -1,12 +1,17 @@
 //! `pannier run`: continues a text as it is, without a chat template.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
+use pannier::model::RouteRecorder;
+use pannier::session::GenerationEvent;
 use serde::Serialize;
 
 use crate::args::{RunArgs, SamplingArgs};
-use crate::engine::{self, Stats};
+use crate::engine::{self, Loaded, Stats};
 use crate::error::{CliError, Result};
 use crate::input;
 use crate::output::Output;
@@ -16,6 +21,7 @@ use crate::output::Output;
 Examples:
   pannier run -m smollm2 -p 'Once upon a time' -n 40
   pannier run -m model.gguf --file prompt.txt -n 200 --temp 0.8 --seed 7
+  pannier run -m moe.gguf -p 'Once upon a time' -n 200 --trace-routes trace.csv
   pannier run -m model.gguf -p '<|im_start|>user
 Hello<|im_end|>
 <|im_start|>assistant
@@ -52,6 +58,10 @@ pub struct CompletionArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    /// Record which experts were chosen, token by token, for `pannier replay`.
+    #[arg(long, value_name = "FILE")]
+    trace_routes: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -69,8 +79,19 @@ pub fn run(args: &CompletionArgs, out: &mut Output) -> Result<()> {
     }
     let loaded = engine::load(&args.run)?;
     let options = args.sampling.options(args.temp, Some(args.max_tokens));
+    let recorder = args.trace_routes.as_deref().map(|path| record(&loaded, path)).transpose()?;
     let session = loaded.model.session();
-    let answer = engine::generate(out, options, |options, sink| session.generate(prompt, options, sink))?;
+    let answer = engine::generate(out, options, |options, sink| {
+        session.generate(prompt, options, &mut |event| {
+            if let (GenerationEvent::Started { prompt_tokens, .. }, Some(recorder)) = (&event, &recorder) {
+                recorder.begin_turn(*prompt_tokens);
+            }
+            sink(event)
+        })
+    })?;
+    if let (Some(recorder), Some(path)) = (&recorder, &args.trace_routes) {
+        recorder.finish().map_err(|e| CliError::io("write", path, &e))?;
+    }
     let stats = Stats::new(&answer.completion.stats, answer.completion.seed, &loaded);
     if !out.json() {
         out.line("")?;
@@ -81,5 +102,23 @@ pub fn run(args: &CompletionArgs, out: &mut Output) -> Result<()> {
         finish_reason: answer.completion.finish_reason.name(),
         text: answer.completion.text,
         stats,
+    })
+}
+
+/// Lets the model's routers tell their choices to a file.
+fn record(loaded: &Loaded, path: &Path) -> Result<Arc<RouteRecorder>> {
+    loaded.with_forward(|forward, _| {
+        // Before the file: what was there stays when there is nothing to record.
+        if forward.model().spec().moe.is_none() {
+            return Err(CliError::failed(format!(
+                "{} has no experts: there are no routes to record",
+                loaded.name
+            )));
+        }
+        let file = File::create(path).map_err(|e| CliError::io("create", path, &e))?;
+        let recorder = RouteRecorder::new(forward.model(), Box::new(BufWriter::new(file)));
+        let recorder = Arc::new(recorder.ok_or_else(|| CliError::failed("a model without experts"))?);
+        forward.observe(Some(Arc::clone(&recorder) as Arc<dyn pannier::model::RouteObserver>));
+        Ok(recorder)
     })
 }

@@ -39,12 +39,8 @@ fn unmeasured() -> DeviceProfile {
     let memory = SystemMemory.read().unwrap_or_default();
     DeviceProfile {
         name: "unmeasured".into(),
-        ram: memory.total,
         free: memory.available,
-        flash_bps: 1e9,
-        dram_bps: 30e9,
-        decode_bps: 15e9,
-        gflops: 100.0,
         page: 16384,
+        ..DeviceProfile::custom(memory.total, 1e9, 30e9, 100.0)
     }
 }

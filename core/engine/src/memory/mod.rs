@@ -3,10 +3,12 @@
 //! Whatever allocates more than 1 MiB asks the [`Accountant`] first and holds the [`Reservation`] as long as the memory.
 
 mod accountant;
+mod heat;
 mod pressure;
 mod probe;
 
 pub use accountant::{Accountant, Category, Reservation};
+pub use heat::{ThermalLevel, ThermalMonitor};
 pub use pressure::{MemoryPressure, PressureMonitor, PressureOptions};
 pub use probe::{MemoryProbe, MemoryReading, SystemMemory};
 

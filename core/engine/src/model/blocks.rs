@@ -18,6 +18,8 @@ pub struct Linear {
     bias: Option<(VectorRef, usize)>,
     /// If the weights are F16, round the activations to half precision too.
     halves: bool,
+    /// Which matrix of its tensor, and how many it has: (0, 1) unless it is a stack of experts.
+    of_stack: (usize, usize),
 }
 
 impl Linear {
@@ -35,12 +37,24 @@ impl Linear {
     ) -> Result<Linear> {
         let weight = b.matrix(unit, &format!("{name}.weight"), rows, cols, Some(role))?;
         let bias = b.maybe_vector(&format!("{name}.bias"), rows)?;
-        Ok(Linear { weight, first: 0, rows, bias: bias.map(|bias| (bias, 0)), halves: true })
+        Ok(Linear {
+            weight,
+            first: 0,
+            rows,
+            bias: bias.map(|bias| (bias, 0)),
+            halves: true,
+            of_stack: (0, 1),
+        })
     }
 
     /// A matrix that is loaded already.
     pub(super) fn of(weight: TensorRef, rows: usize, bias: Option<(VectorRef, usize)>) -> Linear {
-        Linear { weight, first: 0, rows, bias, halves: true }
+        Linear { weight, first: 0, rows, bias, halves: true, of_stack: (0, 1) }
+    }
+
+    /// One of the matrices that a tensor is a stack of.
+    pub(super) fn in_stack(self, index: usize, count: usize) -> Linear {
+        Linear { of_stack: (index, count), ..self }
     }
 
     /// Some rows of a fused matrix.
@@ -58,6 +72,11 @@ impl Linear {
         self.rows
     }
 
+    /// Whether activations are rounded to half precision before this product. Known from the directory: the weights need not be there.
+    pub(super) fn takes_halves(&self, b: &Builder<'_>) -> Result<bool> {
+        Ok(self.halves && b.format_of(self.weight)?.takes_halves())
+    }
+
     /// The matrix from its unit, and the bias out of all vectors.
     pub(super) fn weights<'g>(
         &self,
@@ -70,7 +89,14 @@ impl Linear {
             None => None,
         };
         let matrix = unit.matrix(self.weight)?.rows_range(rows);
-        Ok(Weights { matrix, bias, halves: self.halves && matrix.format().takes_halves() })
+        Ok(Weights {
+            matrix,
+            bias,
+            halves: self.halves && matrix.format().takes_halves(),
+            tensor: self.weight,
+            first: self.first,
+            of_stack: self.of_stack,
+        })
     }
 }
 
@@ -80,6 +106,10 @@ pub(super) struct Weights<'g> {
     pub matrix: Matrix<'g>,
     pub bias: Option<&'g [f32]>,
     pub halves: bool,
+    /// What the matrix is part of: from this row on, and of which matrix of a stack.
+    pub tensor: TensorRef,
+    pub first: usize,
+    pub of_stack: (usize, usize),
 }
 
 /// Projections of a multi-head attention with grouped KV heads.

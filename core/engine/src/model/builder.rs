@@ -1,5 +1,6 @@
 //! From the tensor directory of a file to units: every tensor that an architecture needs, with its shape checked.
 
+use super::blocks::Linear;
 use super::precision::Role;
 use crate::residency::{Layout, TensorRef, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor};
 use crate::{Error, Result};
@@ -34,17 +35,57 @@ pub struct Builder<'a> {
     gguf: &'a Gguf,
     layout: Layout,
     products: Vec<Product>,
+    roles: Vec<(TensorRef, Role)>,
+    routers: Vec<RouterRef>,
+}
+
+/// The router of a layer, for those who want to know before the pass is there.
+#[derive(Clone, Debug)]
+pub(super) struct RouterRef {
+    pub layer: usize,
+    /// Where its weights are.
+    pub unit: UnitId,
+    pub router: Linear,
+    /// Experts of a token.
+    pub used: usize,
+    /// The units of the experts.
+    pub experts: Vec<UnitId>,
+}
+
+/// All that a builder has collected.
+#[derive(Debug, Default)]
+pub(super) struct Collected {
+    pub layout: Layout,
+    /// Each kind of product once.
+    pub products: Vec<Product>,
+    /// What each matrix that is multiplied with is for.
+    pub roles: Vec<(TensorRef, Role)>,
+    /// By ascending layer.
+    pub routers: Vec<RouterRef>,
 }
 
 impl<'a> Builder<'a> {
     /// Nothing collected yet.
     pub fn new(gguf: &'a Gguf) -> Self {
-        Builder { gguf, layout: Layout::default(), products: Vec::new() }
+        Builder {
+            gguf,
+            layout: Layout::default(),
+            products: Vec::new(),
+            roles: Vec::new(),
+            routers: Vec::new(),
+        }
     }
 
     /// What was collected.
-    pub fn finish(self) -> (Layout, Vec<Product>) {
-        (self.layout, self.products)
+    pub(super) fn finish(self) -> Collected {
+        let mut routers = self.routers;
+        routers.sort_by_key(|router| router.layer);
+        Collected { layout: self.layout, products: self.products, roles: self.roles, routers }
+    }
+
+    /// A layer has a router.
+    pub(super) fn add_router(&mut self, router: RouterRef) {
+        self.routers.push(router);
     }
 
     /// The next unit of the pass.
@@ -108,7 +149,7 @@ impl<'a> Builder<'a> {
     ) -> Result<TensorRef> {
         let (tensor, format) = self.find(name, &[cols, rows])?;
         self.note(role, cols, format);
-        self.layout.add_matrix(
+        let added = self.layout.add_matrix(
             unit,
             UnitTensor {
                 name: name.to_owned(),
@@ -119,7 +160,17 @@ impl<'a> Builder<'a> {
                 offset: tensor.offset,
                 bytes: tensor.bytes,
             },
-        )
+        )?;
+        self.roles.extend(role.map(|role| (added, role)));
+        Ok(added)
+    }
+
+    /// The block format of a matrix that was collected.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub(super) fn format_of(&self, tensor: TensorRef) -> Result<&'static Format> {
+        Ok(self.layout.tensor(tensor)?.format)
     }
 
     fn note(&mut self, role: Option<Role>, cols: usize, format: &'static Format) {
@@ -157,10 +208,12 @@ impl<'a> Builder<'a> {
         self.note(Some(role), cols, format);
         let offset = (index as u64).checked_mul(bytes).and_then(|at| at.checked_add(tensor.offset));
         let offset = offset.ok_or_else(|| Error::internal("offset of an expert overflows"))?;
-        self.layout.add_matrix(
+        let added = self.layout.add_matrix(
             unit,
             UnitTensor { name: tensor.name.clone(), format, rows, cols, shard: tensor.shard, offset, bytes },
-        )
+        )?;
+        self.roles.push((added, role));
+        Ok(added)
     }
 
     /// A vector of `len` values, always resident.

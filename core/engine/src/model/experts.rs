@@ -4,7 +4,7 @@
 //! so that a store can keep some of them and read others.
 
 use super::blocks::{Ffn, Linear};
-use super::builder::Builder;
+use super::builder::{Builder, RouterRef};
 use super::precision::Role;
 use super::spec::MoeSpec;
 use crate::Result;
@@ -23,6 +23,9 @@ pub struct Moe {
     pub(super) choice_bias: Option<VectorRef>,
     pub(super) experts: Vec<Expert>,
     pub(super) shared: Option<Shared>,
+    /// Some gate or up of the block is F16, so the block's input is rounded to halves: for all experts at once, because which of them
+    /// are computed together depends on which are in memory.
+    pub(super) halves: bool,
 }
 
 /// A routed expert.
@@ -58,7 +61,13 @@ impl Moe {
         } else {
             stacked(b, layer, embd, spec)?
         };
-        Ok(Moe { unit, spec, layer, router, choice_bias: None, experts, shared: None })
+        let mut halves = false;
+        for expert in &experts {
+            halves |= expert.gate.takes_halves(b)? || expert.up.takes_halves(b)?;
+        }
+        let units = experts.iter().map(|expert| expert.unit).collect();
+        b.add_router(RouterRef { layer, unit, router, used: spec.used, experts: units });
+        Ok(Moe { unit, spec, layer, router, choice_bias: None, experts, shared: None, halves })
     }
 
     /// With a shared expert of width `ff`: `ffn_gate_shexp`, `ffn_up_shexp`, `ffn_down_shexp`, and its gate `ffn_gate_inp_shexp`
@@ -69,6 +78,7 @@ impl Moe {
     pub fn with_shared(mut self, b: &mut Builder<'_>, embd: usize, ff: usize) -> Result<Moe> {
         let ffn = Ffn::load_into(b, self.unit, (self.layer, "_shexp"), embd, ff)?;
         let gate = b.maybe_vector(&format!("blk.{}.ffn_gate_inp_shexp.weight", self.layer), embd)?;
+        self.halves |= ffn.gate.takes_halves(b)? || ffn.up.takes_halves(b)?;
         self.shared = Some(Shared { ffn, gate });
         Ok(self)
     }
@@ -119,7 +129,9 @@ fn stacked(b: &mut Builder<'_>, layer: usize, embd: usize, spec: MoeSpec) -> Res
                 }
             };
             let down = b.layer_of(unit, &down, expert, Role::Down)?;
-            Ok(Expert { unit, gate, up, down: Linear::of(down, embd, at(down_bias, embd)) })
+            let down = Linear::of(down, embd, at(down_bias, embd));
+            let [gate, up, down] = [gate, up, down].map(|linear| linear.in_stack(expert, experts));
+            Ok(Expert { unit, gate, up, down })
         })
         .collect()
 }

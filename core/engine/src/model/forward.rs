@@ -1,7 +1,7 @@
 //! The seam between models and sessions.
 
 use crate::kv::Evicted;
-use crate::memory::MemoryPressure;
+use crate::memory::{MemoryPressure, ThermalLevel};
 use crate::{CancelFlag, Result};
 use std::io::{Read, Seek, Write};
 use std::ops::Range;
@@ -154,6 +154,13 @@ pub trait Forward: Send {
     fn restore<R: Read + Seek>(&mut self, input: &mut R) -> Result<(Self::Seq, Vec<u32>)> {
         let _ = input;
         Err(crate::Error::Unsupported { what: "restoring sequences of this kind of model".into() })
+    }
+
+    /// The device is hot, or no longer: fewer threads, and nothing read ahead. Gives how many threads run from the next step on, or
+    /// `None` if nothing depends on heat. No result does.
+    fn cool(&mut self, level: ThermalLevel) -> Option<usize> {
+        let _ = level;
+        None
     }
 
     /// How many tokens `seq` has.

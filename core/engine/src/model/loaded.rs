@@ -1,11 +1,12 @@
 //! A model file, ready to run.
 
 use super::arch;
-use super::builder::{Builder, Product};
+use super::builder::{Builder, Collected, Product, RouterRef};
 use super::hyper::Hyper;
+use super::precision::Role;
 use super::spec::{Architecture, ModelSpec};
 use crate::memory::Accountant;
-use crate::residency::{self, Layout, ResidencyPlan, StreamOptions, WeightStore};
+use crate::residency::{self, Layout, ResidencyPlan, StreamOptions, TensorRef, WeightStore};
 use crate::{Error, Result};
 use pannier_gguf::Gguf;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct Blueprint {
     gguf: Arc<Gguf>,
     arch: Box<dyn Architecture>,
     products: Vec<Product>,
+    roles: Vec<(TensorRef, Role)>,
+    routers: Vec<RouterRef>,
     layout: Layout,
     experts_used: usize,
 }
@@ -45,9 +48,9 @@ impl Blueprint {
         let used = gguf.metadata().opt_u64(&format!("{name}.expert_used_count"))?.unwrap_or(0);
         let mut builder = Builder::new(&gguf);
         let arch = (entry.build)(&hyper, &mut builder)?;
-        let (layout, products) = builder.finish();
+        let Collected { layout, products, roles, routers } = builder.finish();
         let experts_used = usize::try_from(used).unwrap_or(usize::MAX);
-        Ok(Blueprint { gguf, arch, products, layout, experts_used })
+        Ok(Blueprint { gguf, arch, products, roles, routers, layout, experts_used })
     }
 
     /// Sizes.
@@ -58,6 +61,11 @@ impl Blueprint {
     /// All products of a pass, each kind once.
     pub fn products(&self) -> &[Product] {
         &self.products
+    }
+
+    /// What each matrix that a pass multiplies with is for.
+    pub fn roles(&self) -> &[(TensorRef, Role)] {
+        &self.roles
     }
 
     /// All weights.
@@ -86,7 +94,13 @@ impl Blueprint {
         accountant: &Accountant,
     ) -> Result<LoadedModel> {
         let weights = residency::open(Arc::clone(&self.gguf), self.layout, plan, stream, accountant)?;
-        Ok(LoadedModel { arch: self.arch, products: self.products, weights, gguf: self.gguf })
+        Ok(LoadedModel {
+            arch: self.arch,
+            products: self.products,
+            routers: self.routers,
+            weights,
+            gguf: self.gguf,
+        })
     }
 }
 
@@ -95,6 +109,7 @@ impl Blueprint {
 pub struct LoadedModel {
     arch: Box<dyn Architecture>,
     products: Vec<Product>,
+    routers: Vec<RouterRef>,
     weights: Box<dyn WeightStore>,
     gguf: Arc<Gguf>,
 }
@@ -127,6 +142,11 @@ impl LoadedModel {
     /// The forward pass.
     pub fn arch(&self) -> &dyn Architecture {
         &*self.arch
+    }
+
+    /// All routers, by ascending layer.
+    pub(super) fn routers(&self) -> &[RouterRef] {
+        &self.routers
     }
 
     /// The weights.

@@ -5,6 +5,7 @@
 //! * A new architecture is one file in `arch/` and one line in its list. It reads its keys through [`Hyper`], names its tensors to
 //!   the [`Builder`], and writes its forward pass in the words of [`Pass`].
 
+mod activations;
 pub mod arch;
 mod blocks;
 mod builder;
@@ -14,14 +15,17 @@ mod hyper;
 mod loaded;
 mod pass;
 mod precision;
+mod recorder;
 mod recurrent;
 mod reuse;
 mod routing;
 mod runner;
 mod scratch;
+mod shortcuts;
 mod spec;
 mod state;
 
+pub use activations::{ActivationObserver, MatrixInput};
 pub use blocks::{Attention, Embedding, Ffn, Head, Linear};
 pub use builder::{Builder, Product};
 pub use experts::Moe;
@@ -30,10 +34,12 @@ pub use hyper::{Dims, Hyper, RopeScaling};
 pub use loaded::{Blueprint, LoadedModel, ModelOptions};
 pub use pass::Pass;
 pub use precision::{PrecisionTable, Role};
+pub use recorder::RouteRecorder;
 pub use recurrent::{DeltaNet, ShortConv};
 pub use routing::{Route, RouteObserver};
 pub use runner::{Runner, RunnerOptions};
 pub use scratch::ScratchPlan;
+pub use shortcuts::ExpertShortcuts;
 pub use spec::{
     Architecture, AttentionSpec, ExpertActivation, Gating, ModelSpec, MoeSpec, RecurrentSpec, RopeConfig,
 };

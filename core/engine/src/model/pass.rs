@@ -7,10 +7,13 @@
 mod experts;
 mod recurrent;
 
+use super::activations::{ActivationObserver, observe};
 use super::blocks::{Attention, Embedding, Ffn, Head, Weights};
+use super::builder::RouterRef;
 use super::precision::{PrecisionTable, Role};
 use super::routing::RouteObserver;
 use super::scratch::Scratch;
+use super::shortcuts::ExpertShortcuts;
 use super::state::RecurrentState;
 use crate::kv::{Heat, KvCache, KvType, Sequence};
 use crate::residency::{UnitGuard, UnitId, VectorRef, WeightStore};
@@ -21,6 +24,7 @@ use pannier_kernels::{
 };
 use std::ops::Range;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 
 /// Values per task of what is done element by element: some microseconds of work.
 const PIECE: usize = 8192;
@@ -34,6 +38,12 @@ pub(super) struct Context<'a> {
     pub precision: &'a PrecisionTable,
     pub cancel: &'a CancelFlag,
     pub observer: Option<&'a dyn RouteObserver>,
+    /// Of all layers with experts, ascending.
+    pub routers: &'a [RouterRef],
+    pub shortcuts: ExpertShortcuts,
+    /// Counts experts that were left out.
+    pub dropped: &'a AtomicU64,
+    pub activations: Option<&'a dyn ActivationObserver>,
     pub layers: usize,
     pub embd: usize,
 }
@@ -507,6 +517,7 @@ fn product_of(
     outputs: Vec<(Weights<'_>, &mut [f32])>,
 ) {
     let precision = cx.precision.get(role);
+    observe(cx, outputs.iter().map(|(w, _)| w), cols, &x[..n * cols]);
     if takes_halves(outputs.iter().map(|(w, _)| w)) {
         round_halves(cx, x);
     }

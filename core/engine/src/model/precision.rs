@@ -36,32 +36,21 @@ pub struct PrecisionTable {
     pub router: Precision,
 }
 
-/// Up to here a model runs with Q16 everywhere.
-///
-/// Fitted to the golden files, not derived: only models made for tests are so small, and with `DEFAULT` the top-1 agreement of two of
-/// them (MXFP4, Q3_K_M) is below the reference engine's. It says nothing about larger models in those formats.
-const SMALL: u64 = 16 << 20;
-
 impl PrecisionTable {
     /// What models run with.
     ///
-    /// The inputs of these three are not normed (attention output, gated activations) or act on the logits without a norm in between,
-    /// so their rounding hurts most: Q16 there takes a third off the error of a token's log-probability. `examples/golden_table`
-    /// prints the errors for every choice.
+    /// Q16 wherever it is cheap: products of attention are a tenth of a dense model, the head is computed for sampled rows only, and a
+    /// router is tiny, where an error may send a token to another expert. The feed-forward block has nearly all products, so doubling
+    /// them there would nearly double prefill. `examples/golden_table --all` prints the errors of every choice: it has three
+    /// fifths to three quarters of the error of Q8 everywhere.
     pub const DEFAULT: PrecisionTable = PrecisionTable {
-        qkv: Precision::Q8,
+        qkv: Precision::Q16,
         attention_output: Precision::Q16,
         gate_up: Precision::Q8,
-        down: Precision::Q16,
+        down: Precision::Q8,
         head: Precision::Q16,
-        // Few products, and a rounding error may send a token to another expert.
         router: Precision::Q16,
     };
-
-    /// The table for a model whose matrices have so many bytes.
-    pub fn for_weights(bytes: u64) -> PrecisionTable {
-        if bytes <= SMALL { Self::all(Precision::Q16) } else { Self::DEFAULT }
-    }
 
     /// The same for all.
     pub const fn all(precision: Precision) -> PrecisionTable {

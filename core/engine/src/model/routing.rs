@@ -31,12 +31,13 @@ pub struct Route<'a> {
     pub probabilities: &'a [f32],
 }
 
-/// Chooses experts for one token. `scores` holds the router's logits, and afterwards the probabilities; `ranked` is working
-/// memory.
+/// Chooses experts for one token. `scores` holds the router's logits, and afterwards the probabilities; `ranked` and `biased` are working
+/// memory. `lift` may change a copy of the scores for the choice (see `ExpertShortcuts`).
 pub(super) fn choose(
     kernels: &Kernels,
     spec: &MoeSpec,
     choice_bias: Option<&[f32]>,
+    lift: &dyn Fn(&mut [f32]),
     scores: &mut [f32],
     (chosen, weights): (&mut [u16], &mut [f32]),
     (ranked, biased): (&mut Vec<(u32, f32)>, &mut Vec<f32>),
@@ -46,15 +47,13 @@ pub(super) fn choose(
         Gating::Sigmoid => kernels.sigmoid_in_place(scores),
         Gating::SoftmaxOfChosen => {}
     }
-    match choice_bias {
-        None => kernels.top_k(scores, spec.used, ranked),
-        Some(bias) => {
-            biased.clear();
-            biased.extend_from_slice(scores);
-            kernels.add_in_place(biased, bias);
-            kernels.top_k(biased, spec.used, ranked);
-        }
+    biased.clear();
+    biased.extend_from_slice(scores);
+    lift(biased);
+    if let Some(bias) = choice_bias {
+        kernels.add_in_place(biased, bias);
     }
+    kernels.top_k(biased, spec.used, ranked);
     // Of weights that are not numbers (a broken file) too few are found; any experts do then, but as many as there should be.
     for expert in 0..spec.experts as u32 {
         if ranked.len() >= spec.used {
@@ -163,7 +162,15 @@ mod tests {
             (logits.to_vec(), vec![9; spec.used], vec![0.0; spec.used]);
         let (mut ranked, mut biased) = (Vec::new(), Vec::new());
         let kernels = Kernels::detect();
-        choose(kernels, spec, bias, &mut scores, (&mut experts, &mut weights), (&mut ranked, &mut biased));
+        choose(
+            kernels,
+            spec,
+            bias,
+            &|_| {},
+            &mut scores,
+            (&mut experts, &mut weights),
+            (&mut ranked, &mut biased),
+        );
         (experts, weights, scores)
     }
 

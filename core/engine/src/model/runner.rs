@@ -1,14 +1,16 @@
 //! Runs a model: sequences in, logits out.
 
+use super::activations::ActivationObserver;
 use super::forward::{Forward, Outputs, PromptSteps};
 use super::loaded::LoadedModel;
 use super::pass::{Context, Pass, Tokens};
 use super::precision::PrecisionTable;
 use super::routing::RouteObserver;
 use super::scratch::{Scratch, ScratchPlan};
+use super::shortcuts::ExpertShortcuts;
 use super::state::{ModelSequence, RecurrentState};
 use crate::kv::{Evicted, KvCache, KvOptions, WATCH_LAST};
-use crate::memory::{Accountant, MemoryPressure};
+use crate::memory::{Accountant, MemoryPressure, ThermalLevel};
 use crate::{CancelFlag, Error, Result};
 use pannier_kernels::{Kernels, PAGE_TOKENS, Parallel, RopeTable};
 use std::any::Any;
@@ -16,6 +18,7 @@ use std::io::{Read, Seek, Write};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a model is run.
 #[derive(Clone, Debug)]
@@ -24,17 +27,26 @@ pub struct RunnerOptions {
     pub chunk: usize,
     /// The KV cache.
     pub kv: KvOptions,
-    /// How activations are rounded; [`PrecisionTable::for_weights`] if absent.
+    /// How activations are rounded; [`PrecisionTable::DEFAULT`] if absent.
     pub precision: Option<PrecisionTable>,
     /// The kernels; the fastest of the machine if absent.
     pub kernels: Option<&'static Kernels>,
     /// Sees which experts are chosen.
     pub observer: Option<Arc<dyn RouteObserver>>,
+    /// Experts that may be left out: none, unless somebody wants answers that differ from the model's own.
+    pub shortcuts: ExpertShortcuts,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        RunnerOptions { chunk: 512, kv: KvOptions::default(), precision: None, kernels: None, observer: None }
+        RunnerOptions {
+            chunk: 512,
+            kv: KvOptions::default(),
+            precision: None,
+            kernels: None,
+            observer: None,
+            shortcuts: ExpertShortcuts::default(),
+        }
     }
 }
 
@@ -45,6 +57,9 @@ pub struct Runner {
     kernels: &'static Kernels,
     pub(super) precision: PrecisionTable,
     observer: Option<Arc<dyn RouteObserver>>,
+    shortcuts: ExpertShortcuts,
+    dropped: AtomicU64,
+    activations: Option<Arc<dyn ActivationObserver>>,
     pub(super) accountant: Accountant,
     pub(super) kv: KvCache,
     scratch: Scratch,
@@ -78,9 +93,7 @@ impl Runner {
         let spec = model.spec();
         // More rows than the context has would only be memory.
         let chunk = options.chunk.clamp(1, spec.context.max(1));
-        let precision = options
-            .precision
-            .unwrap_or_else(|| PrecisionTable::for_weights(model.weights().layout().bytes()));
+        let precision = options.precision.unwrap_or(PrecisionTable::DEFAULT);
         let plan = ScratchPlan {
             spec,
             products: model.products(),
@@ -96,6 +109,9 @@ impl Runner {
             kernels: options.kernels.unwrap_or_else(Kernels::detect),
             precision,
             observer: options.observer.clone(),
+            shortcuts: options.shortcuts,
+            dropped: AtomicU64::new(0),
+            activations: None,
             accountant: accountant.clone(),
             kv,
             scratch,
@@ -135,6 +151,16 @@ impl Runner {
     /// Reports the choices of routers from now on, or no more.
     pub fn observe(&mut self, observer: Option<Arc<dyn RouteObserver>>) {
         self.observer = observer;
+    }
+
+    /// Uses of experts that [`RunnerOptions::shortcuts`] has left out so far.
+    pub fn dropped_experts(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Reports what enters the weight matrices from now on, or no more.
+    pub fn observe_activations(&mut self, observer: Option<Arc<dyn ActivationObserver>>) {
+        self.activations = observer;
     }
 
     /// A second sequence with the same tokens. Keys and values are shared, states of recurrent layers copied.
@@ -192,6 +218,10 @@ impl Runner {
                 precision: &self.precision,
                 cancel,
                 observer: self.observer.as_deref(),
+                routers: self.model.routers(),
+                shortcuts: self.shortcuts,
+                dropped: &self.dropped,
+                activations: self.activations.as_deref(),
                 layers: self.model.spec().layers,
                 embd: self.model.spec().embd,
             };
@@ -340,6 +370,13 @@ impl Forward for Runner {
 
     fn restore<R: Read + Seek>(&mut self, input: &mut R) -> Result<(ModelSequence, Vec<u32>)> {
         self.restore_sequence(input)
+    }
+
+    fn cool(&mut self, level: ThermalLevel) -> Option<usize> {
+        let threads = level.threads(self.par.threads());
+        self.par.limit(threads);
+        self.model.weights().read_ahead(level.prefetches());
+        Some(threads)
     }
 
     fn len(seq: &ModelSequence) -> usize {

@@ -312,6 +312,8 @@ impl Scratch {
 /// Buffers for experts. A *use* is one token's use of one expert; a *wave* is some experts, whose uses fit into the buffers.
 #[derive(Debug, Default)]
 pub(super) struct MoeScratch {
+    /// Experts of each token of this pass.
+    pub used: usize,
     /// Uses in a wave.
     pub capacity: usize,
     /// The router's: rows x experts.
@@ -322,6 +324,8 @@ pub(super) struct MoeScratch {
     pub groups: Groups,
     /// Units of the experts that are used.
     pub units: Vec<UnitId>,
+    /// Units that the next layer will probably use.
+    pub guesses: Vec<UnitId>,
     /// Working memory of the choice.
     pub ranked: Vec<(u32, f32)>,
     pub biased: Vec<f32>,

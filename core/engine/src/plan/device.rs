@@ -21,6 +21,25 @@ pub struct DeviceProfile {
     pub gflops: f64,
     /// The size of a page, in bytes.
     pub page: u64,
+    /// Products by block format, where they were measured; for all others `decode_bps` and `gflops` stand.
+    #[serde(default)]
+    pub rates: Vec<FormatRate>,
+    /// What starting and ending a parallel region costs, in seconds.
+    #[serde(default)]
+    pub region_s: f64,
+}
+
+/// How fast products with matrices of one block format are, with all threads.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FormatRate {
+    /// The format's number in GGUF.
+    pub format: u32,
+    /// With activations of 16 bits instead of 8.
+    pub exact: bool,
+    /// One column, weights in memory: bytes of weights per second.
+    pub decode_bps: f64,
+    /// Many columns: 1e9 operations per second.
+    pub gflops: f64,
 }
 
 /// CPU kernels in the field reach 10 to 17 of 60 to 77 GB/s; ours reach half of what the memory gives where that was measured.
@@ -29,6 +48,9 @@ const DECODE_SHARE: f64 = 0.5;
 const ANDROID_SHARE: f64 = 0.5;
 /// The limit of an app on iOS; with the `increased-memory-limit` entitlement.
 const IOS_SHARE: f64 = 0.6;
+
+/// A few cache misses between cores; an estimate.
+const REGION: f64 = 4e-6;
 
 const GB: f64 = 1e9;
 
@@ -43,30 +65,38 @@ struct Phone {
     gflops: f64,
 }
 
-/// Memory bandwidth is bus width x data rate from the makers' data sheets. Flash is what direct reads of 1 MiB and more reach in
-/// an app, which is about 60% of the sequential figure of the data sheet (UFS 4.0: 4.2 GB/s, JEDEC JESD220F; measured on a phone
-/// with two lanes 2.46 GB/s). Prefill comes from public llama.cpp runs of 7B models in 4 bits on the CPU.
+/// Where the numbers are from.
+///
+/// * `dram`: 64 bits times the data rate that the sources below give; that phones have 64 bits:
+///   <https://en.shiftdelete.net/iphone-18-pro-to-feature-a20-pro-with-96-bit-lpddr6-memory/>. What is marked *estimate* is ours.
+/// * `flash`: UFS 4.0 reads 4.2 GB/s and UFS 3.1 half of that, sequentially and at best
+///   (<https://neowin.net/news/samsung-debuts-all-new-ufs-40-to-enable-speeds-of-up-to-4200mbs-or-double-that-of-ufs-31>). An app with direct
+///   reads of 1 MiB and more gets about 60% of it: 2.46 GB/s were measured on a phone with two lanes (`ANCHORS`, section 1). For Apple an
+///   estimate.
+/// * `gflops`: estimates, from what CPU runs of 7B models in 4 bits are reported to prefill, not measured by us on any of these phones.
 #[rustfmt::skip]
 const PHONES: &[Phone] = &[
-    // Qualcomm product brief 87-43704-1: 64-bit LPDDR5X at 4200 MHz = 67.2 GB/s, UFS 4.0.
+    // LPDDR5X at 4200 MHz (8.4 GT/s), UFS 4.0: https://wccftech.com/qualcomm-snapdragon-8-gen-2-goes-official/
     Phone { name: "snapdragon-8-gen-2-8gb",  ram_gb: 8,  ios: false, flash: 2.4, dram: 67.2, gflops: 350.0 },
     Phone { name: "snapdragon-8-gen-2-12gb", ram_gb: 12, ios: false, flash: 2.4, dram: 67.2, gflops: 350.0 },
     Phone { name: "snapdragon-8-gen-2-16gb", ram_gb: 16, ios: false, flash: 2.4, dram: 67.2, gflops: 350.0 },
-    // Qualcomm product brief 87-71408-1: 64-bit LPDDR5X at 4800 MHz = 76.8 GB/s, UFS 4.0.
+    // LPDDR5X at 4800 MHz (9.6 GT/s): https://droidholic.com/snapdragon-8-gen-3-launched/
     Phone { name: "snapdragon-8-gen-3-8gb",  ram_gb: 8,  ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
     Phone { name: "snapdragon-8-gen-3-12gb", ram_gb: 12, ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
     Phone { name: "snapdragon-8-gen-3-16gb", ram_gb: 16, ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
     Phone { name: "snapdragon-8-gen-3-24gb", ram_gb: 24, ios: false, flash: 2.5, dram: 76.8, gflops: 500.0 },
-    // MediaTek product page: 64-bit LPDDR5T at 9600 MT/s = 76.8 GB/s, UFS 4.0 with MCQ.
+    // LPDDR5T at 9.6 GT/s, UFS 4.0 with several queues:
+    // https://www.stuffindia.in/news/mediatek-dimensity-9300-soc-is-said-to-maximise-smartphone-performance-and-efficiency/2331
     Phone { name: "dimensity-9300-12gb",     ram_gb: 12, ios: false, flash: 2.5, dram: 76.8, gflops: 520.0 },
     Phone { name: "dimensity-9300-16gb",     ram_gb: 16, ios: false, flash: 2.5, dram: 76.8, gflops: 520.0 },
-    // HiSilicon product page: 64-bit LPDDR4X at 2133 MHz = 34.1 GB/s, UFS 3.0 (2.1 GB/s on the data sheet); no i8mm.
+    // One and three Cortex-A76, four A55, no i8mm: https://www.generation-nt.com/huawei-kirin-985-processeur-mobile-5g-actualite-1975232.html
+    // Estimate: LPDDR4X at 4.27 GT/s and UFS 3.0, as its contemporaries have.
     Phone { name: "kirin-985-6gb",           ram_gb: 6,  ios: false, flash: 1.1, dram: 34.1, gflops: 110.0 },
     Phone { name: "kirin-985-8gb",           ram_gb: 8,  ios: false, flash: 1.1, dram: 34.1, gflops: 110.0 },
-    // Apple tech specs, and teardowns for the memory: 64-bit LPDDR5 at 6400 MT/s = 51.2 GB/s; NVMe.
+    // LPDDR5 in the A16 and A17, LPDDR5X in the A18: https://www.ithinkdiff.com/apple-faster-ram-iphone-16-not-iphone-15-2023/
+    // Estimate: 6.4 and 7.5 GT/s.
     Phone { name: "apple-a16-6gb",           ram_gb: 6,  ios: true,  flash: 1.6, dram: 51.2, gflops: 350.0 },
     Phone { name: "apple-a17-pro-8gb",       ram_gb: 8,  ios: true,  flash: 1.8, dram: 51.2, gflops: 400.0 },
-    // LPDDR5X at 7500 MT/s = 60 GB/s.
     Phone { name: "apple-a18-8gb",           ram_gb: 8,  ios: true,  flash: 1.9, dram: 60.0, gflops: 480.0 },
 ];
 
@@ -85,6 +115,8 @@ impl DeviceProfile {
                 decode_bps: phone.dram * GB * DECODE_SHARE,
                 gflops: phone.gflops,
                 page: if phone.ios { 16384 } else { 4096 },
+                rates: Vec::new(),
+                region_s: REGION,
             }
         })
     }
@@ -110,6 +142,8 @@ impl DeviceProfile {
             decode_bps: dram_bps * DECODE_SHARE,
             gflops,
             page: 4096,
+            rates: Vec::new(),
+            region_s: REGION,
         }
     }
 }

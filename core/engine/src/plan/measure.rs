@@ -1,92 +1,167 @@
-//! The machine at hand, measured in about two seconds and remembered.
+//! The machine at hand, measured in a few seconds and remembered.
+//!
+//! What a plan's speeds follow from: products with the block formats of a model (one column, which is decoding, and many, which is
+//! prefill), what a parallel region costs, and reading, from memory and from flash. Formats that a later model brings are measured
+//! then and added.
 
-use super::DeviceProfile;
+use super::{DeviceProfile, FormatRate};
 use crate::memory::{Category, MemoryProbe, SystemMemory, zeroed};
 use crate::residency::{FileSource, WeightSource};
 use crate::{Error, Result};
 use memmap2::MmapMut;
 use pannier_gguf::Gguf;
-use pannier_kernels::{Activations, Job, Kernels, Matrix, Need, Parallel, Precision, format};
+use pannier_kernels::{Activations, Format, Job, Kernels, Matrix, Need, Parallel, Precision, format};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Larger than the caches of phones and most desktops.
 const WEIGHTS: usize = 96 << 20;
 const COLS: usize = 4096;
-/// Q4_K: what most models of phones are in.
-const FORMAT: u32 = 12;
+/// What most models of phones are in, and what keys and values are in.
+const ALWAYS: [u32; 2] = [Q4_K, 1];
+const Q4_K: u32 = 12;
 const TOKENS: usize = 64;
 /// At most this much is read from flash.
 const FLASH_BYTES: u64 = 512 << 20;
+/// Any bytes will do whose scales are ordinary numbers in every format: 0x3333 is 0.22 as a half float. Pages never written would all
+/// be one page.
+const FILLING: u8 = 0x33;
+
+/// What products are measured with.
+struct Bench<'a> {
+    par: &'a dyn Parallel,
+    kernels: &'static Kernels,
+    weights: Vec<u8>,
+    out: Vec<f32>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(par: &'a dyn Parallel) -> Result<Bench<'a>> {
+        let mut weights = zeroed::<u8>(WEIGHTS, Category::Scratch)?;
+        weights.fill(FILLING);
+        Ok(Bench { par, kernels: Kernels::detect(), weights, out: Vec::new() })
+    }
+
+    /// The best of three products with `share` of the matrix, in seconds; and how many rows it has.
+    fn seconds(
+        &mut self,
+        format: &'static Format,
+        precision: Precision,
+        tokens: usize,
+        share: usize,
+    ) -> Result<(f64, usize)> {
+        let row =
+            format.row_bytes(COLS).ok_or_else(|| Error::internal(format!("a row of {}", format.name)))?;
+        let rows = WEIGHTS / row / share / 64 * 64;
+        let weights = self.weights.get(..rows * row).unwrap_or_default();
+        let matrix = Matrix::new(format, rows, COLS, weights).map_err(|e| Error::internal(e.to_string()))?;
+        if self.out.len() < rows * tokens {
+            self.out = zeroed(rows * tokens, Category::Scratch)?;
+        }
+        let x = vec![0.5f32; tokens * COLS];
+        let mut activations = Activations::default();
+        activations.set(self.kernels, self.par, &x, tokens, COLS, Need::of(&[(&matrix, precision)]));
+        let mut best = f64::INFINITY;
+        for _ in 0..3 {
+            let y = self.out.get_mut(..rows * tokens).unwrap_or_default();
+            let mut jobs = [Job { w: matrix, x: activations.all(), precision, y, bias: None }];
+            let start = Instant::now();
+            self.kernels.matmul(self.par, &mut jobs);
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok((best.max(1e-9), rows))
+    }
+
+    fn rate(&mut self, format: &'static Format, exact: bool) -> Result<FormatRate> {
+        let precision = if exact { Precision::Q16 } else { Precision::Q8 };
+        let (decode, rows) = self.seconds(format, precision, 1, 1)?;
+        let bytes = rows * format.row_bytes(COLS).unwrap_or(0);
+        let (prefill, some) = self.seconds(format, precision, TOKENS, 8)?;
+        Ok(FormatRate {
+            format: format.id,
+            exact,
+            decode_bps: bytes as f64 / decode,
+            gflops: 2.0 * (some * COLS * TOKENS) as f64 / prefill / 1e9,
+        })
+    }
+}
+
+/// The formats of a model's matrices, and those that every device is measured with.
+fn formats_of(model: Option<&Gguf>) -> Vec<u32> {
+    let tensors = model.map_or(&[][..], |gguf| gguf.tensors());
+    let mut all: Vec<u32> =
+        tensors.iter().filter(|tensor| tensor.dims.len() > 1).map(|t| t.ty.id()).collect();
+    all.extend(ALWAYS);
+    all.sort_unstable();
+    all.dedup();
+    all
+}
 
 impl DeviceProfile {
-    /// Measures this machine with the threads of `par`. Flash is measured by reading `model`'s file past the page cache.
+    /// Measures this machine with the threads of `par`: products with the block formats of `model`, and its flash by reading the model's
+    /// file past the page cache.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::MemoryReading`], and what reading may bring.
     pub fn measure(par: &dyn Parallel, model: Option<&Gguf>) -> Result<DeviceProfile> {
         let memory = SystemMemory.read()?;
-        let kernels = Kernels::detect();
-        let format = format(FORMAT).ok_or_else(|| Error::internal("no Q4_K"))?;
-        let row = format.row_bytes(COLS).ok_or_else(|| Error::internal("a row of Q4_K"))?;
-        let rows = WEIGHTS / row / 64 * 64;
-        // Any bytes will do whose scales are small numbers: zeros would be as fast, but pages never written are all one page.
-        let weights = vec![0x11u8; rows * row];
-        let matrix = Matrix::new(format, rows, COLS, &weights).map_err(|e| Error::internal(e.to_string()))?;
-        let mut out = zeroed::<f32>(rows * TOKENS, Category::Scratch)?;
-        let mut seconds = |tokens: usize, rows: usize| -> Result<f64> {
-            let x = vec![0.5f32; tokens * COLS];
-            let need = Need { q8: true, ..Need::default() };
-            let mut activations = Activations::default();
-            activations.set(kernels, par, &x, tokens, COLS, need);
-            let part = matrix.rows_range(0..rows);
-            let mut best = f64::INFINITY;
-            for _ in 0..3 {
-                let y = out.get_mut(..rows * tokens).unwrap_or_default();
-                let mut jobs =
-                    [Job { w: part, x: activations.all(), precision: Precision::Q8, y, bias: None }];
-                let start = Instant::now();
-                kernels.matmul(par, &mut jobs);
-                best = best.min(start.elapsed().as_secs_f64());
-            }
-            Ok(best)
-        };
-        let decode_bps = (rows * row) as f64 / seconds(1, rows)?;
-        let some = rows / 8;
-        let gflops = 2.0 * (some * COLS * TOKENS) as f64 / seconds(TOKENS, some)? / 1e9;
-        let dram_bps = read_bandwidth(par, &weights);
         let flash_bps = match model {
             Some(gguf) => flash_bandwidth(gguf)?,
             None => 1e9,
         };
-        Ok(DeviceProfile {
+        let mut profile = DeviceProfile {
             name: "this machine".to_owned(),
-            ram: memory.total,
             free: memory.available,
-            flash_bps,
-            dram_bps,
-            decode_bps,
-            gflops,
-            page: 4096,
-        })
+            region_s: region(par),
+            ..DeviceProfile::custom(memory.total, flash_bps, 1.0, 1.0)
+        };
+        let mut bench = Bench::new(par)?;
+        profile.dram_bps = read_bandwidth(par, &bench.weights);
+        profile.add_rates(&mut bench, &formats_of(model))?;
+        if let Some(rate) = profile.rates.iter().find(|rate| rate.format == Q4_K && !rate.exact) {
+            (profile.decode_bps, profile.gflops) = (rate.decode_bps, rate.gflops);
+        }
+        Ok(profile)
     }
 
-    /// [`DeviceProfile::measure`], or what an earlier call found on a machine with as many threads.
+    fn missing(&self, formats: &[u32]) -> Vec<u32> {
+        let known = |id: &u32| self.rates.iter().any(|rate| rate.format == *id);
+        formats.iter().copied().filter(|id| format(*id).is_some() && !known(id)).collect()
+    }
+
+    fn add_rates(&mut self, bench: &mut Bench<'_>, formats: &[u32]) -> Result<()> {
+        for format in self.missing(formats).into_iter().filter_map(format) {
+            self.rates.push(bench.rate(format, false)?);
+            if format.is_quantised() {
+                self.rates.push(bench.rate(format, true)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// [`DeviceProfile::measure`], or what earlier calls found on a machine with as many threads.
     ///
     /// # Errors
     /// As there.
     pub fn measured(par: &dyn Parallel, model: Option<&Gguf>) -> Result<DeviceProfile> {
         let file = cache_file(par.threads());
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
-        if let Some(mut profile) =
-            known.and_then(|bytes| serde_json::from_slice::<DeviceProfile>(&bytes).ok())
-        {
-            let memory = SystemMemory.read()?;
-            (profile.ram, profile.free) = (memory.total, memory.available);
-            return Ok(profile);
-        }
-        let profile = Self::measure(par, model)?;
-        // Forgetting it costs two seconds next time.
+        let known = known.and_then(|bytes| serde_json::from_slice::<DeviceProfile>(&bytes).ok());
+        let formats = formats_of(model);
+        let profile = match known {
+            // Of an earlier version without rates, nothing is kept.
+            Some(mut profile) if !profile.rates.is_empty() => {
+                let memory = SystemMemory.read()?;
+                (profile.ram, profile.free) = (memory.total, memory.available);
+                if profile.missing(&formats).is_empty() {
+                    return Ok(profile);
+                }
+                profile.add_rates(&mut Bench::new(par)?, &formats)?;
+                profile
+            }
+            _ => Self::measure(par, model)?,
+        };
+        // Forgetting it costs seconds next time.
         if let (Some(file), Ok(text)) = (file, serde_json::to_vec_pretty(&profile))
             && model.is_some()
         {
@@ -100,6 +175,18 @@ impl DeviceProfile {
 fn cache_file(threads: usize) -> Option<PathBuf> {
     let isa = format!("{:?}", Kernels::detect().isa()).to_lowercase();
     Some(dirs::cache_dir()?.join("pannier").join(format!("device-{isa}-{threads}.json")))
+}
+
+/// What a parallel region without work costs.
+fn region(par: &dyn Parallel) -> f64 {
+    const MANY: usize = 2000;
+    let start = Instant::now();
+    for _ in 0..MANY {
+        par.run(2 * par.threads(), &|index| {
+            std::hint::black_box(index);
+        });
+    }
+    start.elapsed().as_secs_f64() / MANY as f64
 }
 
 /// Sums bytes on all threads.

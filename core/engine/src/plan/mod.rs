@@ -4,26 +4,26 @@
 //! C  = budget - vectors - KV - scratch - the rest of the process - margin      what copies of weights may take
 //! all weights fit into C                  the file is mapped, nothing is copied
 //! otherwise                               pinned + streamed, see residency::ResidencyPlan
-//!
-//! decode   T = max(T_memory, T_flash): reading is hidden behind computing, or the other way round
-//!          T_memory = bytes touched per token / decode bandwidth;  T_flash = bytes streamed per token / flash bandwidth
-//! prefill  T = max(T_compute, T_flash) of a chunk, in which every weight is touched once
 //! ```
+//!
+//! How fast it will be is the head of `speed.rs`.
 //!
 //! Made from the tensor directory alone: no weight is read.
 
 mod advice;
 mod device;
 mod measure;
+mod speed;
 
-pub use device::DeviceProfile;
+pub use device::{DeviceProfile, FormatRate};
+pub use speed::TokenTime;
 
 use crate::kv::{EvictWhen, KvOptions, KvTypes};
 use crate::memory::{Accountant, Category, Reservation};
 use crate::model::{Blueprint, ModelOptions, PrecisionTable, ScratchPlan};
 use crate::residency::{ResidencyPlan, ResidencyWish};
 use crate::{Error, Result};
-use pannier_gguf::Gguf;
+use pannier_gguf::{Gguf, Value};
 use pannier_kernels::PAGE_TOKENS;
 use std::sync::Arc;
 
@@ -99,8 +99,10 @@ pub struct Plan {
     pub peak_bytes: u64,
     /// The most clean pages of files: the system takes them back when it needs them.
     pub file_backed_bytes: u64,
-    /// Tokens per second.
+    /// Tokens per second, behind half a context.
     pub decode_tok_s: f64,
+    /// What that is made of.
+    pub time: TokenTime,
     /// Tokens per second.
     pub prefill_tok_s: f64,
     /// What bounds decoding.
@@ -114,10 +116,17 @@ fn margin(budget: u64) -> u64 {
     (budget / 128).clamp(2 << 20, 32 << 20)
 }
 
-/// What the process has besides: code's own data, the allocator's, and per token id the vocabulary's entry, its place in the hash
-/// table and the merges. Measured on the four test models.
-fn other_bytes(vocab: usize) -> u64 {
-    (6 << 20) + 220 * vocab as u64
+/// What the process has besides: code's own data, the allocator's, and the vocabulary: a place per token and per merge.
+///
+/// Fitted to the kernel's figure of anonymous memory (2026-11-30, x86-64 Linux, `pannier run`, `chat` and `bench` on three vocabularies of
+/// 49,152, 151,936 and 262,144 tokens, the last without merges), from which KV and buffers were taken off: 3.3, 9.3 and 5.5 MB were
+/// left, this gives 4.0, 10.1 and 6.3.
+fn other_bytes(gguf: &Gguf) -> u64 {
+    let entries = |key: &str| match gguf.metadata().get(key) {
+        Some(Value::Array(array)) => array.len() as u64,
+        _ => 0,
+    };
+    (1 << 20) + 20 * entries("tokenizer.ggml.tokens") + 40 * entries("tokenizer.ggml.merges")
 }
 
 /// The context of chats on phones, when nothing is said.
@@ -132,7 +141,7 @@ impl Plan {
         let spec = model.spec();
         let budget = wish.budget.unwrap_or(device.free);
         let threads = wish.threads.max(1);
-        let precision = PrecisionTable::for_weights(model.layout().bytes());
+        let precision = PrecisionTable::DEFAULT;
         let scratch = |chunk| {
             ScratchPlan { spec, products: model.products(), precision: &precision, chunk, threads }.bytes()
         };
@@ -150,7 +159,7 @@ impl Plan {
         let layout = model.layout();
         let vector_bytes: u64 = layout.vectors().iter().map(|vector| 4 * vector.len as u64).sum();
         let weight_bytes: u64 = layout.units().iter().map(|unit| unit.bytes()).sum();
-        let (scratch_bytes, other_bytes) = (scratch(chunk), other_bytes(spec.vocab));
+        let (scratch_bytes, other_bytes) = (scratch(chunk), other_bytes(model.gguf()));
         let kv_types = wish.kv.types;
         let kv_bytes = kv_bytes(model, spec.context, chunk, &wish.kv);
         let fixed = vector_bytes + scratch_bytes + other_bytes + margin(budget);
@@ -175,6 +184,7 @@ impl Plan {
             peak_bytes: 0,
             file_backed_bytes: 0,
             decode_tok_s: 0.0,
+            time: TokenTime::default(),
             prefill_tok_s: 0.0,
             bound_by: Bound::Memory,
             notes: Vec::new(),
@@ -205,7 +215,7 @@ impl Plan {
                 * PAGE_TOKENS
         });
         plan.sizes(around - margin(budget));
-        plan.speed(model, device);
+        plan.speed(model, device, &precision);
         advice::notes(&mut plan, model, device, least.saturating_add(around));
         Ok(plan)
     }
@@ -222,48 +232,6 @@ impl Plan {
         self.file_backed_bytes = if residency.mapped { self.weight_bytes } else { 0 };
     }
 
-    fn speed(&mut self, model: &Blueprint, device: &DeviceProfile) {
-        let residency = &self.residency;
-        let used = model.experts_used() as f64;
-        let layers_with_experts = experts_per_layer(model);
-        // Bytes of experts that a token touches.
-        let touched = layers_with_experts
-            .iter()
-            .map(|&(count, bytes)| bytes as f64 * used.min(count as f64) / count as f64);
-        let touched: f64 = touched.sum();
-        let hits = match residency.experts {
-            0 => None,
-            _ if residency.mapped => Some(1.0),
-            all => Some(expected_hits(f64::from(residency.slots) / f64::from(all))),
-        };
-        let missed = touched * (1.0 - hits.unwrap_or(1.0));
-        let streamed = residency.streamed_bytes as f64 + missed;
-        // Half the context is a fair guess of what attention reads.
-        let kv = self.kv_bytes as f64 / 2.0 / 2.0;
-        let memory = (residency.dense_bytes as f64 + touched + kv) / device.decode_bps;
-        let flash = streamed / device.flash_bps;
-        // Misses of a layer are known when its router has run: only the experts of the layer that are there hide them.
-        let hidden = touched * hits.unwrap_or(0.0) / device.decode_bps;
-        let stalls = if missed > 0.0 { (missed / device.flash_bps - hidden).max(0.0) } else { 0.0 };
-        let dense_flash = residency.streamed_bytes as f64 / device.flash_bps;
-        let time = memory.max(dense_flash) + stalls;
-        self.decode_tok_s = 1.0 / time.max(1e-9);
-        self.streamed_bytes_per_token = streamed as u64;
-        self.expert_hit_rate = hits;
-        self.bound_by = if flash > memory || stalls > memory { Bound::Flash } else { Bound::Memory };
-
-        // Weights without embedding rows; a quantised weight is about as many operations as any other.
-        let active = active_weights(model);
-        let chunk = self.chunk as f64;
-        let compute = 2.0 * active * chunk / (device.gflops * 1e9);
-        // A chunk of some size touches nearly every expert.
-        let misses = residency.expert_bytes as f64
-            * (1.0 - f64::from(residency.slots) / f64::from(residency.experts.max(1)))
-            * f64::from(u8::from(!residency.mapped));
-        let chunk_flash = (residency.streamed_bytes as f64 + misses) / device.flash_bps;
-        self.prefill_tok_s = chunk / compute.max(chunk_flash).max(1e-9);
-    }
-
     /// The plan, or the error that carries it.
     ///
     /// # Errors
@@ -272,13 +240,12 @@ impl Plan {
         if self.fits { Ok(self) } else { Err(Error::DoesNotFit { plan: Box::new(self) }) }
     }
 
-    /// Takes from the budget what the process has besides weights, KV and buffers, as far as nobody else has done so.
+    /// Takes from the budget what the process has besides weights, KV and buffers. `taken` of it this model has reserved already; what
+    /// other models of the same accountant have is theirs.
     ///
     /// # Errors
     /// [`Error::OutOfBudget`].
-    pub fn reserve_rest(&self, accountant: &Accountant) -> Result<Reservation> {
-        let taken = accountant.by_category().into_iter().find(|(category, _)| *category == Category::Other);
-        let taken = taken.map_or(0, |(_, bytes)| bytes);
+    pub fn reserve_rest(&self, accountant: &Accountant, taken: u64) -> Result<Reservation> {
         accountant.reserve(Category::Other, self.other_bytes.saturating_sub(taken))
     }
 }
@@ -366,69 +333,4 @@ fn kv_bytes(model: &Blueprint, tokens: usize, chunk: usize, options: &KvOptions)
             count.next_multiple_of(chunk).saturating_mul(page)
         })
         .fold(model.spec().recurrent_bytes(), u64::saturating_add)
-}
-
-/// For each layer with experts: how many, and the bytes of all.
-fn experts_per_layer(model: &Blueprint) -> Vec<(u64, u64)> {
-    let mut layers = std::collections::BTreeMap::<usize, (u64, u64)>::new();
-    for unit in model.layout().units() {
-        if let crate::residency::UnitKind::Expert { layer, .. } = unit.kind {
-            let entry = layers.entry(layer).or_default();
-            entry.0 += 1;
-            entry.1 += unit.bytes();
-        }
-    }
-    layers.into_values().collect()
-}
-
-/// Weights that a token is multiplied with.
-fn active_weights(model: &Blueprint) -> f64 {
-    let per_layer: std::collections::BTreeMap<usize, u64> =
-        model.layout().units().iter().fold(std::collections::BTreeMap::new(), |mut counts, unit| {
-            if let crate::residency::UnitKind::Expert { layer, .. } = unit.kind {
-                *counts.entry(layer).or_default() += 1;
-            }
-            counts
-        });
-    let mut sum = 0.0;
-    for unit in model.layout().units() {
-        let weights: f64 = unit.tensors.iter().map(|tensor| tensor.rows as f64 * tensor.cols as f64).sum();
-        sum += match unit.kind {
-            // One row in a chunk needs logits.
-            crate::residency::UnitKind::Embedding | crate::residency::UnitKind::Output => 0.0,
-            crate::residency::UnitKind::Expert { layer, .. } => {
-                let count = per_layer.get(&layer).copied().unwrap_or(1).max(1) as f64;
-                weights * (model.experts_used() as f64 / count).min(1.0)
-            }
-            _ => weights,
-        };
-    }
-    sum
-}
-
-/// Hits of the default policy by the share of experts that have slots: the recorded traces of two models of different sizes lie
-/// on one curve.
-fn expected_hits(share: f64) -> f64 {
-    const CURVE: [(f64, f64); 11] = [
-        (0.0, 0.0),
-        (0.017, 0.27),
-        (0.034, 0.40),
-        (0.059, 0.47),
-        (0.09, 0.57),
-        (0.119, 0.62),
-        (0.179, 0.73),
-        (0.239, 0.81),
-        (0.35, 0.89),
-        (0.6, 0.97),
-        (1.0, 1.0),
-    ];
-    let mut before = (0.0, 0.0);
-    for &(x, y) in &CURVE {
-        if share <= x {
-            let (x0, y0) = before;
-            return if x > x0 { y0 + (y - y0) * (share - x0) / (x - x0) } else { y };
-        }
-        before = (x, y);
-    }
-    1.0
 }

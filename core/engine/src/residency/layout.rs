@@ -119,7 +119,7 @@ impl Unit {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
 
-    pub(super) fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
+    pub(crate) fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
         self.tensors
             .get(tensor.slot as usize)
             .ok_or_else(|| Error::internal(format!("no {tensor:?} in {:?}", self.kind)))
@@ -155,6 +155,14 @@ impl Layout {
     /// Only for mistakes of the caller.
     pub fn unit(&self, id: UnitId) -> Result<&Unit> {
         self.units.get(id.index()).ok_or_else(|| Error::internal(format!("no {id:?}")))
+    }
+
+    /// A matrix.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
+        self.unit(tensor.unit)?.tensor(tensor)
     }
 
     /// Adds a unit at the end of the pass.

@@ -12,6 +12,7 @@ mod open;
 mod plan;
 pub mod policy;
 mod replay;
+mod scan;
 mod source;
 mod streaming;
 mod trace;
@@ -23,6 +24,7 @@ pub use mapped::MappedStore;
 pub use open::open;
 pub use plan::{ResidencyPlan, ResidencyWish, Shortfall, UnitPlace};
 pub use replay::{Replayed, replay};
+pub use scan::{ScanPolicy, Scanned, scan};
 pub use source::{FileSource, WeightSource};
 pub use streaming::{StreamOptions, StreamingStore};
 pub use trace::{RouteTrace, RouteVisit, TraceError};
@@ -63,6 +65,16 @@ pub trait WeightStore: Send + Sync + std::fmt::Debug {
         let _ = upcoming;
     }
 
+    /// Whether [`WeightStore::guess`] may be of use now.
+    fn wants_guesses(&self) -> bool {
+        false
+    }
+
+    /// Tells which units will probably come after those of the last hint. They are read when there is nothing else to read.
+    fn guess(&self, probable: &[UnitId]) {
+        let _ = probable;
+    }
+
     /// Whether [`WeightStore::acquire`] would not wait. Experts that are there can be computed while others are being read.
     fn is_ready(&self, unit: UnitId) -> bool {
         let _ = unit;
@@ -93,6 +105,11 @@ pub trait WeightStore: Send + Sync + std::fmt::Debug {
         0
     }
 
+    /// Whether experts are read before they are acquired, from the next hint on. What every pass reads is read ahead always.
+    fn read_ahead(&self, on: bool) {
+        let _ = on;
+    }
+
     /// Bytes of the expert cache.
     fn cache_bytes(&self) -> u64 {
         0
@@ -113,8 +130,12 @@ pub struct FlashStats {
     pub reads: u64,
     /// Experts acquired.
     pub expert_uses: u64,
-    /// Experts read.
+    /// Experts read because they were needed.
     pub expert_misses: u64,
+    /// Experts read because they would probably be needed, and those of them that then were.
+    pub guesses: u64,
+    /// See [`FlashStats::guesses`].
+    pub right_guesses: u64,
     /// How long computing waited for reading.
     pub waited_nanos: u64,
     /// Forward passes begun.
@@ -130,8 +151,25 @@ impl FlashStats {
             reads: self.reads.saturating_sub(before.reads),
             expert_uses: self.expert_uses.saturating_sub(before.expert_uses),
             expert_misses: self.expert_misses.saturating_sub(before.expert_misses),
+            guesses: self.guesses.saturating_sub(before.guesses),
+            right_guesses: self.right_guesses.saturating_sub(before.right_guesses),
             waited_nanos: self.waited_nanos.saturating_sub(before.waited_nanos),
             passes: self.passes.saturating_sub(before.passes),
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &FlashStats) -> FlashStats {
+        FlashStats {
+            bytes: self.bytes + other.bytes,
+            reads: self.reads + other.reads,
+            expert_uses: self.expert_uses + other.expert_uses,
+            expert_misses: self.expert_misses + other.expert_misses,
+            guesses: self.guesses + other.guesses,
+            right_guesses: self.right_guesses + other.right_guesses,
+            waited_nanos: self.waited_nanos + other.waited_nanos,
+            passes: self.passes + other.passes,
         }
     }
 

@@ -62,7 +62,8 @@ pub fn replay(trace: &RouteTrace, cache_bytes: u64, policy: &str) -> Option<Repl
             token = Some((visit.turn, visit.step));
             out.tokens += 1;
         }
-        let known = !visit.near.is_empty();
+        // A cut can be told only where the chosen experts' probabilities are there too.
+        let known = visit.chosen.iter().all(|expert| visit.near.iter().any(|(near, _)| near == expert));
         if known {
             probabilities.fill(0.0);
             for &(expert, p) in &visit.near {

@@ -11,6 +11,7 @@
 //! to its lane, one that is there is shared by `Arc`: no unsafe code, and a lane can never write what a product reads.
 
 mod experts;
+mod guesses;
 mod ring;
 
 use super::extent::{Extents, Slab};
@@ -36,6 +37,9 @@ pub struct StreamOptions {
     pub policy: &'static str,
     /// Reads experts ahead of their use. Off for comparison: each is read when it is acquired.
     pub prefetch: bool,
+    /// Also reads, on idle lanes, what the next layer's router would choose by what this one saw; turns itself off while it does not
+    /// pay.
+    pub guess: bool,
     /// Threads that read experts.
     pub lanes: usize,
     /// Where weights are read from; the model's files if absent.
@@ -45,7 +49,7 @@ pub struct StreamOptions {
 impl Default for StreamOptions {
     fn default() -> Self {
         // Two lanes saturate a phone's flash; with experts of a megabyte or two, gaps between reads cost more, so three.
-        Self { policy: policy::POLICIES[0].name, prefetch: true, lanes: 3, source: None }
+        Self { policy: policy::POLICIES[0].name, prefetch: true, guess: false, lanes: 3, source: None }
     }
 }
 
@@ -58,6 +62,9 @@ pub struct StreamingStore {
     units: Vec<UnitState>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// As it was asked for.
+    prefetch: bool,
+    guesses: bool,
     _pinned: Reservation,
 }
 
@@ -258,9 +265,22 @@ impl StreamingStore {
             stop: AtomicBool::new(false),
             counters: Counters::default(),
         });
-        shared.lock().experts.prefetch = options.prefetch;
-        let mut store =
-            StreamingStore { layout, vectors, plan, units, shared, threads: Vec::new(), _pinned: held };
+        {
+            let mut state = shared.lock();
+            state.experts.prefetch = options.prefetch;
+            state.experts.guesses.allow(options.guess && options.prefetch);
+        }
+        let mut store = StreamingStore {
+            layout,
+            vectors,
+            plan,
+            units,
+            shared,
+            threads: Vec::new(),
+            prefetch: options.prefetch,
+            guesses: options.guess && options.prefetch,
+            _pinned: held,
+        };
         if !turns.is_empty() {
             store.spawn("flash reader", ring::read_ahead)?;
         }
@@ -347,6 +367,20 @@ impl WeightStore for StreamingStore {
         self.shared.work.notify_all();
     }
 
+    fn wants_guesses(&self) -> bool {
+        self.guesses && self.shared.lock().experts.wants_guesses()
+    }
+
+    fn guess(&self, probable: &[UnitId]) {
+        let keys = probable.iter().filter_map(|&unit| match self.units.get(unit.index())?.moving {
+            Moving::Cache(key) => Some(key),
+            _ => None,
+        });
+        if self.shared.lock().experts.guess(keys) {
+            self.shared.work.notify_all();
+        }
+    }
+
     fn is_ready(&self, unit: UnitId) -> bool {
         match self.units.get(unit.index()).map(|unit| unit.moving) {
             Some(Moving::Ring(turn)) => self.shared.lock().ring.is_ready(turn),
@@ -375,6 +409,10 @@ impl WeightStore for StreamingStore {
         self.shared.lock().experts.resize(bytes)
     }
 
+    fn read_ahead(&self, on: bool) {
+        self.shared.lock().experts.prefetch = on && self.prefetch;
+    }
+
     fn cache_bytes(&self) -> u64 {
         self.shared.lock().experts.bytes()
     }
@@ -382,12 +420,15 @@ impl WeightStore for StreamingStore {
     fn flash(&self) -> FlashStats {
         let Counters { bytes, reads, expert_uses, expert_misses, waited_nanos, passes } =
             &self.shared.counters;
+        let (guesses, right_guesses) = self.shared.lock().experts.guesses.counts();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FlashStats {
             bytes: get(bytes),
             reads: get(reads),
             expert_uses: get(expert_uses),
             expert_misses: get(expert_misses),
+            guesses,
+            right_guesses,
             waited_nanos: get(waited_nanos),
             passes: get(passes),
         }

@@ -8,7 +8,7 @@
 //! 0,0,0,0,0,49,0.221297,0,3059712
 //! ```
 //!
-//! Phase 0 is prefill, 1 decode. Ours add, as comments that others skip, what the router thought of all experts that came near:
+//! Phase 0 is prefill, 1 decode. Ours add, as comments that others skip, what the router gave the chosen experts and those that came near:
 //!
 //! ```text
 //! # near layer=0 7:0.031 99:0.029 …
@@ -58,7 +58,7 @@ pub struct RouteVisit {
     pub chosen: Vec<u16>,
     /// Their weights.
     pub weights: Vec<f32>,
-    /// Router probabilities of experts that were recorded besides, or empty.
+    /// Router probabilities of the chosen experts and of those that came near; empty where they were not recorded.
     pub near: Vec<(u16, f32)>,
 }
 
@@ -176,21 +176,27 @@ impl RouteTrace {
         }
         out.push_str("turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n");
         for visit in &self.visits {
-            if !visit.near.is_empty() {
-                let _ = write!(out, "# near layer={}", visit.layer);
-                visit.near.iter().for_each(|(expert, p)| {
-                    let _ = write!(out, " {expert}:{p}");
-                });
-                out.push('\n');
-            }
-            let bytes = self.expert_bytes.get(visit.layer).copied().unwrap_or(0);
-            for (slot, (expert, weight)) in visit.chosen.iter().zip(&visit.weights).enumerate() {
-                let RouteVisit { turn, step, layer, .. } = visit;
-                let phase = u8::from(visit.decode);
-                let _ = writeln!(out, "{turn},{phase},{step},{layer},{slot},{expert},{weight},0,{bytes}");
-            }
+            visit.write(self.expert_bytes.get(visit.layer).copied().unwrap_or(0), &mut out);
         }
         out
+    }
+}
+
+impl RouteVisit {
+    /// Appends the visit's rows, and the line of what came near, if that is known. `bytes` is the size of an expert of the layer.
+    pub fn write(&self, bytes: u64, out: &mut String) {
+        if !self.near.is_empty() {
+            let _ = write!(out, "# near layer={}", self.layer);
+            self.near.iter().for_each(|(expert, p)| {
+                let _ = write!(out, " {expert}:{p}");
+            });
+            out.push('\n');
+        }
+        let RouteVisit { turn, step, layer, .. } = self;
+        let phase = u8::from(self.decode);
+        for (slot, (expert, weight)) in self.chosen.iter().zip(&self.weights).enumerate() {
+            let _ = writeln!(out, "{turn},{phase},{step},{layer},{slot},{expert},{weight},0,{bytes}");
+        }
     }
 }
 

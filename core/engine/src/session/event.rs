@@ -1,7 +1,7 @@
 //! What a generation tells while it runs, and what it leaves behind.
 
 use crate::kv::KvTypes;
-use crate::memory::MemoryPressure;
+use crate::memory::{MemoryPressure, ThermalLevel};
 use std::time::Duration;
 
 use crate::Error;
@@ -84,6 +84,13 @@ pub enum Notice {
     TurnsDropped {
         /// Messages.
         messages: usize,
+    },
+    /// The device is hot, or no longer: another number of threads computes from the next token on. Only speed depends on it.
+    Heat {
+        /// How hot.
+        level: ThermalLevel,
+        /// Threads that compute.
+        threads: usize,
     },
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     IncompleteCharacter,

@@ -215,22 +215,27 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         };
         let (control, clock, sampler) = (self.control, &self.model.clock, &mut self.sampler);
         let pressure = self.model.pressure.check(clock.now(), &*self.model.memory);
+        let heat = self.model.heat.check();
         let outputs = if sample { Outputs::Last } else { Outputs::None };
-        let (token, time, eased, evicted) = self.model.forward.with(
+        let (token, time, eased, cooled, evicted) = self.model.forward.with(
             || control.reason().is_some(),
             |forward| -> Result<_> {
                 let begun = clock.now();
                 let eased = pressure.and_then(|level| Some((level, forward.relieve(level)?)));
+                let cooled = heat.and_then(|level| Some((level, forward.cool(level)?)));
                 let evicted = forward.make_room(&mut cache.seq, tokens.len(), pressure)?;
                 let logits = forward.step(&mut cache.seq, tokens, outputs, control.flag())?;
                 // The tokens are in the sequence now, whatever sampling says.
                 cache.tokens.extend_from_slice(tokens);
                 let token = if sample { Some(sampler.sample(logits)?) } else { None };
-                Ok((token, clock.now().saturating_sub(begun), eased, evicted))
+                Ok((token, clock.now().saturating_sub(begun), eased, cooled, evicted))
             },
         )??;
         if let Some((level, cache_bytes)) = eased {
             self.delivery.send(GenerationEvent::Notice(Notice::MemoryPressure { level, cache_bytes }));
+        }
+        if let Some((level, threads)) = cooled {
+            self.delivery.send(GenerationEvent::Notice(Notice::Heat { level, threads }));
         }
         if let Some(Evicted { gone, kept }) = evicted {
             self.stats.evicted += gone;

@@ -11,7 +11,7 @@ use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
 use super::{Clock, Model, ModelInfo, ModelParts, MonotonicClock};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
-use crate::model::{ModelOptions, PrecisionTable, Runner, RunnerOptions};
+use crate::model::{ExpertShortcuts, ModelOptions, PrecisionTable, Runner, RunnerOptions};
 use crate::plan::{self, PlanWish};
 use crate::pool::{Pool, SystemCpus, default_threads};
 use crate::residency::StreamOptions;
@@ -39,6 +39,8 @@ pub struct LoadOptions {
     pub kv: KvOptions,
     /// How activations are rounded; `None`: as is best for the model's size.
     pub precision: Option<PrecisionTable>,
+    /// Experts that may be left out. Off by default: answers differ from the model's own, and its notes say so.
+    pub shortcuts: ExpertShortcuts,
     /// The kernels; `None`: the fastest of the machine.
     pub kernels: Option<&'static Kernels>,
     /// The time.
@@ -61,6 +63,7 @@ impl Default for LoadOptions {
             stream: StreamOptions::default(),
             kv: runner.kv,
             precision: runner.precision,
+            shortcuts: runner.shortcuts,
             kernels: None,
             clock: Arc::new(MonotonicClock::default()),
             memory: Arc::new(SystemMemory),
@@ -173,7 +176,8 @@ impl Model<Runner> {
             Err(_) => Err(pannier_tokenizer::TemplateError::NoTemplate),
         };
         progress(LoadProgress { stage: LoadStage::Weights, fraction: 0.5 });
-        held.push(plan.reserve_rest(&accountant)?);
+        let taken = held.iter().map(crate::memory::Reservation::bytes).sum();
+        held.push(plan.reserve_rest(&accountant, taken)?);
         let chunk = options.prefill_chunk.min(plan.chunk);
         let loaded = Arc::new(blueprint.load(plan.residency, &options.stream, &accountant)?);
         progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
@@ -186,7 +190,9 @@ impl Model<Runner> {
             precision: options.precision,
             kernels: options.kernels,
             observer: None,
+            shortcuts: options.shortcuts,
         };
+        notes.extend(options.shortcuts.describe());
         let runner = Runner::new(loaded, pool, &runner_options, &accountant)?;
         let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();
         let info = ModelInfo {

@@ -11,7 +11,7 @@ use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionErr
 use crate::kv::{KvPolicy, KvTypes};
 use crate::memory::{
     Accountant, MemoryPressure, MemoryProbe, MemoryReading, PressureMonitor, PressureOptions, Reservation,
-    SystemMemory,
+    SystemMemory, ThermalLevel, ThermalMonitor,
 };
 use crate::model::{Forward, PromptSteps, Runner};
 use crate::{Error, Result};
@@ -100,6 +100,7 @@ pub struct Model<F: Forward = Runner> {
     pub(super) memory: Arc<dyn MemoryProbe>,
     pub(super) accountant: Accountant,
     pub(super) pressure: PressureMonitor,
+    pub(super) heat: ThermalMonitor,
     info: ModelInfo,
     _held: Vec<Reservation>,
     sessions: Mutex<Vec<Weak<SessionCore<F>>>>,
@@ -121,6 +122,7 @@ impl<F: Forward> Model<F> {
             memory: parts.memory,
             accountant: parts.accountant,
             pressure: PressureMonitor::new(parts.pressure),
+            heat: ThermalMonitor::default(),
             info: parts.info,
             _held: parts.held,
             sessions: Mutex::new(Vec::new()),
@@ -173,6 +175,12 @@ impl<F: Forward> Model<F> {
     /// of the running generation, which tells it with a notice. Any thread; never blocks.
     pub fn on_memory_pressure(&self, level: MemoryPressure) {
         self.pressure.tell(level);
+    }
+
+    /// The system says how hot the device is. Takes effect within one token of the running generation, which tells it with a notice. Any
+    /// thread; never blocks.
+    pub fn on_thermal(&self, level: ThermalLevel) {
+        self.heat.tell(level);
     }
 
     /// Who keeps the budget.

@@ -103,6 +103,18 @@ impl Tiny {
         self.tensors.insert(name.to_owned(), tensor);
     }
 
+    /// The routed experts in F16, whatever else the model is in.
+    pub fn with_half_experts(mut self) -> Tiny {
+        let mut random = Random(self.random);
+        for (_, tensor) in self.tensors.iter_mut().filter(|(name, _)| name.contains("_exps.")) {
+            tensor.ty = GgmlType::F16;
+            // Any sign and mantissa; 2^-6 to 2^-4.
+            let half = |_| (random.next() as u16 & 0x87ff | 0x2400).to_le_bytes();
+            tensor.data = (0..tensor.dims.iter().product::<u64>()).flat_map(half).collect();
+        }
+        self
+    }
+
     fn floats(&mut self, name: &str, dims: &[u64], mut value: impl FnMut(f32) -> f32) {
         let mut random = Random(self.random);
         let data =
@@ -171,6 +183,17 @@ impl Tiny {
         self.floats(&name("ssm_dt.bias"), &[4], |x| x);
         self.floats(&name("ssm_a"), &[4], |x| -0.3 - 0.2 * x);
         self.ones(&name("ssm_norm.weight"), 16);
+    }
+
+    /// A llama without experts.
+    pub fn dense() -> Tiny {
+        let mut tiny = Tiny::new("llama", 1);
+        tiny.attention(0, 64, false);
+        tiny.ones("blk.0.ffn_norm.weight", EMBD);
+        for (part, dims) in [("gate", [EMBD, FF]), ("up", [EMBD, FF]), ("down", [FF, EMBD])] {
+            tiny.matrix(&format!("blk.0.ffn_{part}.weight"), &dims);
+        }
+        tiny
     }
 
     /// A llama with experts.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pannier::memory::{MemoryPressure, MemoryProbe, MemoryReading};
+use pannier::memory::{MemoryPressure, MemoryProbe, MemoryReading, ThermalLevel};
 use pannier::model::{Forward, Outputs};
 use pannier::sampling::{Draws, Lane};
 use pannier::session::{Clock, Completion, FinishReason, GenerationEvent, Model, ModelParts, Notice};
@@ -188,6 +188,10 @@ impl Forward for Fake {
 
     fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
         self.cache.map(|full| pressure.share(full))
+    }
+
+    fn cool(&mut self, level: ThermalLevel) -> Option<usize> {
+        Some(level.threads(8))
     }
 
     fn len(seq: &FakeSeq) -> usize {

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use pannier::memory::{MemoryPressure, MemoryProbe, MemoryReading};
+use pannier::memory::{MemoryPressure, MemoryProbe, MemoryReading, ThermalLevel};
 use pannier::session::{GenerationEvent, GenerationOptions, Model, ModelParts, Notice, Prompt};
 
 use crate::fake::{Fake, bytes};
@@ -47,6 +47,23 @@ fn pressure_is_told_once_within_one_token_and_changes_no_text() {
     let model = answering(None).with_bytes();
     let (_, notices) = run(&model, |_| model.on_memory_pressure(MemoryPressure::Critical));
     assert!(notices.is_empty(), "{notices:?}");
+}
+
+#[test]
+fn heat_is_told_once_within_one_token_and_changes_no_text() {
+    let model = answering(None).with_bytes();
+    let (said, notices) = run(&model, |len| match len {
+        2 => model.on_thermal(ThermalLevel::Critical),
+        5 => model.on_thermal(ThermalLevel::Nominal),
+        _ => {}
+    });
+    assert_eq!(said, "a dozen letters");
+    let notice = |level, threads| Notice::Heat { level, threads };
+    assert_eq!(notices, [(2, notice(ThermalLevel::Critical, 1)), (5, notice(ThermalLevel::Nominal, 8))]);
+    // It stays as it is told, over generations.
+    model.on_thermal(ThermalLevel::Serious);
+    assert_eq!(run(&model, |_| {}).1, [(0, notice(ThermalLevel::Serious, 4))]);
+    assert_eq!(run(&model, |_| {}).1, []);
 }
 
 /// A system that has little memory left.

@@ -1,12 +1,13 @@
 use crate::tiny;
 use pannier::Error;
+use pannier::memory::{Accountant, Category};
 use pannier::plan::{DeviceProfile, Plan, PlanWish};
 
 #[test]
 fn a_budget_that_cannot_work_is_refused_with_what_would() {
     let folder = tempfile::tempdir().unwrap();
     let path = tiny::model(folder.path());
-    let plan = tiny::plan(&path, 5 << 20);
+    let plan = tiny::plan(&path, 2 << 20);
     assert!(!plan.fits);
     let error = plan.check().unwrap_err();
     let Error::DoesNotFit { plan } = &error else { panic!("{error}") };
@@ -44,6 +45,22 @@ fn a_larger_budget_never_reads_more() {
         }
     }
     assert!(before < u64::MAX);
+}
+
+#[test]
+fn what_another_model_reserved_is_not_taken_for_ones_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = tiny::plan(&tiny::model(folder.path()), 32 << 20);
+    let accountant = Accountant::new(Some(256 << 20));
+    let other = accountant.reserve(Category::Other, 100 << 20).unwrap();
+    let rest = plan.reserve_rest(&accountant, 0).unwrap();
+    assert_eq!(rest.bytes(), plan.other_bytes);
+    drop(rest);
+    // Of its own, a part may be taken already.
+    let half = plan.other_bytes / 2;
+    assert_eq!(plan.reserve_rest(&accountant, half).unwrap().bytes(), plan.other_bytes - half);
+    assert_eq!(plan.reserve_rest(&accountant, 1 << 40).unwrap().bytes(), 0);
+    assert_eq!(accountant.used(), other.bytes());
 }
 
 #[test]

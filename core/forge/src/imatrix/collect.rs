@@ -1,24 +1,27 @@
 //! Collecting statistics while a model runs.
 
 use super::{Entry, Imatrix};
+use pannier::model::{ActivationObserver, MatrixInput};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Sees the activations that enter each weight matrix.
-pub trait ActivationSink: Send + Sync {
-    /// `activations` are rows of `columns` floats that are about to be multiplied with `tensor` (with its matrix `expert`, out of
-    /// `experts`, if it is a stack of experts; otherwise 0 of 1).
-    fn observe(&self, tensor: &str, expert: usize, experts: usize, columns: usize, activations: &[f32]);
-}
-
-/// Sums squares and magnitudes per column.
+/// Sums squares and magnitudes per column of everything that enters a weight matrix.
 #[derive(Debug, Default)]
 pub struct Collector {
-    entries: Mutex<HashMap<String, Entry>>,
+    sums: Mutex<HashMap<String, Sums>>,
 }
 
-/// More experts or columns than any model has; a caller that passes more has mixed something up.
-const LIMIT: usize = 1 << 24;
+/// In f64: hundreds of thousands of tokens would wear an f32 down.
+#[derive(Debug)]
+struct Sums {
+    columns: usize,
+    squares: Vec<f64>,
+    magnitudes: Vec<f64>,
+    counts: Vec<u64>,
+}
+
+/// More values than all experts of any model have; a caller that passes more has mixed something up.
+const LIMIT: usize = 1 << 28;
 
 impl Collector {
     /// Nothing seen yet.
@@ -28,47 +31,49 @@ impl Collector {
 
     /// What was seen so far.
     pub fn imatrix(&self) -> Imatrix {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let entries = entries.iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let floats = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
+        let entry = |sums: &Sums| Entry {
+            columns: sums.columns,
+            sum_squares: floats(&sums.squares),
+            sum_magnitudes: floats(&sums.magnitudes),
+            counts: sums.counts.iter().map(|count| *count as f32).collect(),
+        };
+        let entries = sums.iter().map(|(name, sums)| (name.clone(), entry(sums))).collect();
         Imatrix { entries, ..Imatrix::default() }
     }
 }
 
-impl ActivationSink for Collector {
-    fn observe(&self, tensor: &str, expert: usize, experts: usize, columns: usize, activations: &[f32]) {
-        let values = experts.checked_mul(columns).filter(|values| (1..=LIMIT * 16).contains(values));
-        let Some(values) = values.filter(|_| expert < experts) else { return };
-        // Summed over the batch first: a long run of small additions to a large sum would lose them in f32.
-        let mut squares = vec![0f32; columns];
-        let mut magnitudes = vec![0f32; columns];
-        let mut count = 0f32;
-        for row in activations.chunks_exact(columns) {
-            for ((square, magnitude), x) in squares.iter_mut().zip(&mut magnitudes).zip(row) {
+impl ActivationObserver for Collector {
+    fn observed(&self, input: &MatrixInput<'_>) {
+        let (MatrixInput { tensor, cols: columns, rows, .. }, (matrix, matrices)) = (*input, input.matrix);
+        let values = matrices.checked_mul(columns).filter(|values| (1..=LIMIT).contains(values));
+        let Some(values) = values.filter(|_| matrix < matrices) else { return };
+        let mut all = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        if !all.contains_key(tensor) {
+            let empty = Sums {
+                columns,
+                squares: vec![0.0; values],
+                magnitudes: vec![0.0; values],
+                counts: vec![0; matrices],
+            };
+            all.insert(tensor.to_owned(), empty);
+        }
+        let fits = |sums: &&mut Sums| sums.columns == columns && sums.counts.len() == matrices;
+        let Some(sums) = all.get_mut(tensor).filter(fits) else { return };
+        let range = matrix * columns..(matrix + 1) * columns;
+        let squares = sums.squares.get_mut(range.clone()).unwrap_or_default();
+        let magnitudes = sums.magnitudes.get_mut(range).unwrap_or_default();
+        let mut count = 0;
+        for row in rows.chunks_exact(columns) {
+            for ((square, magnitude), x) in squares.iter_mut().zip(magnitudes.iter_mut()).zip(row) {
+                let x = f64::from(*x);
                 *square += x * x;
                 *magnitude += x.abs();
             }
-            count += 1.0;
+            count += 1;
         }
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if !entries.contains_key(tensor) {
-            let empty = Entry {
-                columns,
-                sum_squares: vec![0.0; values],
-                sum_magnitudes: vec![0.0; values],
-                counts: vec![0.0; experts],
-            };
-            entries.insert(tensor.to_owned(), empty);
-        }
-        let Some(entry) =
-            entries.get_mut(tensor).filter(|entry| entry.columns == columns && entry.counts.len() == experts)
-        else {
-            return;
-        };
-        let range = expert * columns..(expert + 1) * columns;
-        let add = |to: &mut [f32], from: &[f32]| to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-        add(entry.sum_squares.get_mut(range.clone()).unwrap_or_default(), &squares);
-        add(entry.sum_magnitudes.get_mut(range).unwrap_or_default(), &magnitudes);
-        if let Some(total) = entry.counts.get_mut(expert) {
+        if let Some(total) = sums.counts.get_mut(matrix) {
             *total += count;
         }
     }

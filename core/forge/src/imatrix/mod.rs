@@ -7,7 +7,7 @@
 mod collect;
 mod file;
 
-pub use collect::{ActivationSink, Collector};
+pub use collect::Collector;
 
 use crate::encode::{Importance, ImportanceError};
 use std::collections::BTreeMap;
@@ -130,11 +130,13 @@ impl Entry {
         self.means(&self.sum_magnitudes, matrix)
     }
 
-    /// The importance of the columns of each of a tensor's matrices; `Err` with the number of values if they do not fit it.
+    /// The importance of the columns of each of a tensor's matrices, whose weights are multiplied with `scales` (none if empty);
+    /// `Err` with the number of values if they do not fit it.
     pub(crate) fn for_matrices(
         &self,
         columns: u64,
         matrices: u64,
+        scales: &[f32],
     ) -> Result<Result<Vec<Importance>, ImportanceError>, usize> {
         let values = self.sum_squares.len();
         let fits = columns.checked_mul(matrices) == Some(values as u64)
@@ -142,7 +144,12 @@ impl Entry {
         let (Ok(columns), true) = (usize::try_from(columns), fits) else { return Err(values) };
         if self.counts.len() as u64 == matrices {
             return Ok((0..self.counts.len())
-                .map(|matrix| Importance::new(&self.mean_squares(matrix).unwrap_or_default()))
+                .map(|matrix| {
+                    let mut squares = self.mean_squares(matrix).unwrap_or_default();
+                    // What enters a scaled column is as much smaller.
+                    squares.iter_mut().zip(scales).for_each(|(square, scale)| *square /= scale * scale);
+                    Importance::new(&squares)
+                })
                 .collect());
         }
         // The older files put all experts into one run of values.
@@ -232,6 +239,11 @@ impl Imatrix {
         self.datasets.extend(other.datasets);
         self.chunks = self.chunks.saturating_add(other.chunks);
         Ok(())
+    }
+
+    /// Keeps the entries whose name `keep` accepts.
+    pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
+        self.entries.retain(|name, _| keep(name));
     }
 
     /// Experts with fewer than `least` activations.

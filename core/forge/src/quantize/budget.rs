@@ -7,6 +7,7 @@
 //! The quotient is the noise that quantising adds to a product, relative to the product; noise of independent matrices adds.
 //! Steps go along each matrix' lower convex hull of (bytes, error), which makes the greedy choice optimal up to one step.
 
+use super::awq::Factors;
 use super::mixture::{Role, quantisable, that_fits};
 use super::source::Source;
 use super::{QuantizeOptions, SizeLimit, Work, encoded_bytes};
@@ -44,7 +45,8 @@ const CANDIDATES: &[GgmlType] = &[
 const SAMPLES: u64 = 64;
 const SAMPLE: u64 = 2048;
 
-/// How much an error of this role counts. The values and the second feed-forward matrix write into the residual stream
+/// How much an error of this role counts. These factors are a judgement that was not fitted to anything: the measured part of a
+/// matrix' sensitivity is the error of its products; what becomes of that error further on is not measured. The values and the second feed-forward matrix write into the residual stream
 /// unfiltered; an error of queries and keys is dampened by the softmax; the output matrix is the last, nothing averages it out.
 fn factor(role: Role, tied: bool) -> f64 {
     match role {
@@ -90,7 +92,7 @@ fn measure(tensor: &TensorInfo, source: &Source<'_>, options: &QuantizeOptions) 
     let mut out = Vec::with_capacity(types.len());
     for ty in types {
         let (Some(encoder), Some(format)) = (encoder(ty), format(ty.id())) else { continue };
-        let work = Work::new(tensor, ty, options.imatrix.as_ref())?;
+        let work = Work::new(tensor, ty, options.imatrix.as_ref(), Factors::default())?;
         let (mut error, mut energy) = (0f64, 0f64);
         for (first, count) in &places {
             let count = *count as usize;

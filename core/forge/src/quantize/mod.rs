@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! plan:     a type for every tensor (mixture, overrides, or the best mixture under a size)
+//! scales:   with `awq`, for every group of matrices with one input, the scales that lose least
 //! pieces:   of 260 000 weights, on all threads: read, decode, encode weighted by the importance matrix, write in place
 //! finish:   read everything back, rename
 //! ```
 
+mod awq;
 mod budget;
 mod mixture;
 mod overrides;
@@ -20,6 +22,7 @@ use crate::assemble::{Assembly, Piece, Target};
 use crate::encode::{EncodeError, Importance, encoder};
 use crate::imatrix::{Imatrix, ImatrixError};
 use crate::{Error, Progress, Result};
+use awq::{Factors, Scaling};
 use pannier_gguf::{GgmlType, Gguf, TensorInfo};
 use pannier_kernels::format;
 use source::Source;
@@ -42,6 +45,9 @@ pub struct QuantizeOptions {
     pub target: FileType,
     /// Activation statistics: the error of each weight counts by E[x²] of its column.
     pub imatrix: Option<Imatrix>,
+    /// Scale columns by their activations before rounding, and fold the scales into the tensors that make these activations. Needs
+    /// statistics; without them it does nothing.
+    pub awq: bool,
     /// Keep the projections of attention in f16: the layers where errors hurt most, at a moderate price.
     pub keep_f16_attention: bool,
     /// Types for tensors by name; the first that matches wins.
@@ -60,6 +66,7 @@ impl QuantizeOptions {
         QuantizeOptions {
             target,
             imatrix: None,
+            awq: false,
             keep_f16_attention: false,
             overrides: Vec::new(),
             pure: false,
@@ -109,6 +116,15 @@ pub enum Notice {
         /// One of them.
         example: String,
     },
+    /// What activation-aware scales brought.
+    Scaled {
+        /// Groups of matrices that share an input and could be scaled.
+        groups: usize,
+        /// Those where scales helped.
+        scaled: usize,
+        /// Error of their products, over that without scales.
+        error_ratio: f64,
+    },
     /// Experts that saw no text: their importance is flat.
     UnseenExperts {
         /// How many.
@@ -130,6 +146,11 @@ impl std::fmt::Display for Notice {
             Notice::NoImportance { tensors, example } => write!(
                 f,
                 "the importance matrix has no entry for {tensors} tensors (such as {example}); they are quantised without"
+            ),
+            Notice::Scaled { groups, scaled, error_ratio } => write!(
+                f,
+                "activation-aware scales for {scaled} of {groups} groups of matrices; the error of their products is {error_ratio:.3} \
+                 of that without"
             ),
             Notice::UnseenExperts { experts } => {
                 write!(f, "{experts} experts saw no calibration text; use more, or more varied, text")
@@ -263,13 +284,27 @@ pub fn quantize(
     progress: &dyn Progress,
 ) -> Result<QuantizeReport> {
     let model = Gguf::open(input.as_ref())?;
-    let plan = plan(&model, options)?;
+    let mut plan = plan(&model, options)?;
+    let scaling = match &options.imatrix {
+        Some(imatrix) if options.awq => {
+            let types: Vec<GgmlType> = plan.tensors.iter().map(|tensor| tensor.to).collect();
+            let scaling = in_pool(options.threads, || awq::search(&model, &types, imatrix, progress))?;
+            let Scaling { groups, scaled, error_ratio, .. } = scaling;
+            plan.notices.push(Notice::Scaled { groups, scaled, error_ratio });
+            scaling
+        }
+        _ => Scaling::default(),
+    };
     let source = Source::new(&model)?;
     let work: Vec<Work<'_>> = model
         .tensors()
         .iter()
         .zip(&plan.tensors)
-        .map(|(tensor, planned)| Work::new(tensor, planned.to, options.imatrix.as_ref()))
+        .enumerate()
+        .map(|(index, (tensor, planned))| {
+            let factors = scaling.factors.get(&index).cloned().unwrap_or_default();
+            Work::new(tensor, planned.to, options.imatrix.as_ref(), factors)
+        })
         .collect::<Result<_>>()?;
     let mut metadata = model.metadata().clone();
     metadata.insert("general.quantization_version", 2u32);
@@ -297,6 +332,12 @@ pub fn quantize(
     Ok(QuantizeReport { bytes, plan })
 }
 
+/// Runs parallel work with so many threads; 0 is one per core.
+fn in_pool<R: Send>(threads: usize, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|error| Error::Threads { threads, why: error.to_string() })?.install(work)
+}
+
 /// Identifies what the output depends on, apart from its header: the input files and the importance matrix.
 fn fingerprint(model: &Gguf, options: &QuantizeOptions) -> Result<u64> {
     let mut hash = Xxh3::new();
@@ -310,10 +351,12 @@ fn fingerprint(model: &Gguf, options: &QuantizeOptions) -> Result<u64> {
         hash.update(&modified.unwrap_or_default().as_nanos().to_le_bytes());
         hash.update(path.as_os_str().as_encoded_bytes());
     }
+    hash.update(&[u8::from(options.awq)]);
     for (name, entry) in options.imatrix.iter().flat_map(Imatrix::iter) {
         hash.update(name.as_bytes());
         for matrix in 0..entry.counts().len() {
-            for value in entry.mean_squares(matrix).unwrap_or_default() {
+            let values = [entry.mean_squares(matrix), entry.mean_magnitudes(matrix)];
+            for value in values.into_iter().flatten().flatten() {
                 hash.update(&value.to_le_bytes());
             }
         }
@@ -328,13 +371,19 @@ struct Work<'a> {
     to: GgmlType,
     /// Per matrix; empty without statistics.
     importance: Vec<Importance>,
+    factors: Factors,
 }
 
 impl<'a> Work<'a> {
-    fn new(tensor: &'a TensorInfo, to: GgmlType, imatrix: Option<&Imatrix>) -> Result<Work<'a>> {
+    fn new(
+        tensor: &'a TensorInfo,
+        to: GgmlType,
+        imatrix: Option<&Imatrix>,
+        factors: Factors,
+    ) -> Result<Work<'a>> {
         let columns = tensor.dims.first().copied().unwrap_or(1).max(1);
-        let mut work = Work { tensor, columns, to, importance: Vec::new() };
-        if to == tensor.ty {
+        let mut work = Work { tensor, columns, to, importance: Vec::new(), factors };
+        if work.is_copy() {
             return Ok(work);
         }
         if format(tensor.ty.id()).is_none() {
@@ -347,8 +396,10 @@ impl<'a> Work<'a> {
             let matrices = tensor.dims.iter().skip(2).product::<u64>().max(1);
             let mismatch =
                 |found: usize| Error::ImatrixShape { tensor: tensor.name.clone(), columns, matrices, found };
-            work.importance =
-                entry.for_matrices(columns, matrices).map_err(mismatch)?.map_err(|fault| Error::Imatrix {
+            work.importance = entry
+                .for_matrices(columns, matrices, &work.factors.columns)
+                .map_err(mismatch)?
+                .map_err(|fault| Error::Imatrix {
                     path: Default::default(),
                     fault: ImatrixError::Value { name: tensor.name.clone(), fault },
                 })?;
@@ -356,14 +407,20 @@ impl<'a> Work<'a> {
         Ok(work)
     }
 
+    /// Whether its bytes stay as they are.
+    fn is_copy(&self) -> bool {
+        self.to == self.tensor.ty && self.factors == Factors::default()
+    }
+
     fn encode(&self, source: &Source<'_>, piece: &Piece, out: &mut [u8]) -> Result<()> {
-        if self.to == self.tensor.ty {
+        if self.is_copy() {
             return source.read(self.tensor, piece.first, piece.count, |bytes| {
                 out.copy_from_slice(bytes.get(..out.len()).unwrap_or(bytes));
             });
         }
         let mut weights = vec![0f32; piece.count];
         source.decode(self.tensor, piece.first, &mut weights)?;
+        self.factors.apply(piece.first, self.columns, &mut weights);
         let importance = self.importance_of(piece.first, piece.count);
         let Some(encoder) = encoder(self.to) else { return Err(Error::CannotEncode { ty: self.to }) };
         encoder.encode_weighted(&weights, importance.as_deref(), out).map_err(|fault| {

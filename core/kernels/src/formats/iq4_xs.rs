@@ -49,7 +49,7 @@ impl Unpack for Iq4Xs {
                 let low = V::and(V::shr(head[1], 4 * B as u32), V::splat(15));
                 let high = V::and(V::shr(head[0], 16 + 2 * B as u32), V::splat(3));
                 let s = V::add(V::or(low, V::shl(high, 4)), V::splat(-32i32 as u32));
-                let n = levels::<V>(&V::rows16(rows, 8 + 16 * B));
+                let n = levels::<V>(&V::weights16(rows, 8 + 16 * B));
                 sink.block(B, RowBlock { n, d: V::mul(d, V::to_f32(s)), s: zero, m: zero });
             });
         }

@@ -50,7 +50,7 @@ impl Unpack for Mxfp4 {
                 }
                 table
             };
-            let mut n = unpack_nibbles::<V>(&V::rows16(rows, 1));
+            let mut n = unpack_nibbles::<V>(&V::weights16(rows, 1));
             for n in &mut n {
                 *n = V::lookup(table, *n);
             }

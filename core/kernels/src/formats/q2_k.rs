@@ -50,7 +50,7 @@ impl Unpack for Q2K {
             let dd = V::rows4(rows, 80);
             let (d, dmin) = (V::half(dd), V::neg(V::half(V::shr(dd, 16))));
             unroll!(H in [0, 1] {
-                let packed = V::rows32(rows, 16 + 32 * H);
+                let packed = V::weights32(rows, 16 + 32 * H);
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = packed;
                     for q in 0..8 {

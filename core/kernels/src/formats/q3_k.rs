@@ -59,10 +59,10 @@ impl Unpack for Q3K {
                 V::or(V::field(a, 4, 15), V::field(c, 0, 48)),
                 V::or(V::field(b, 4, 15), V::field(c, 2, 48)),
             ];
-            let third = V::rows32(rows, 0);
+            let third = V::weights32(rows, 0);
             let zero = [V::zero_f(); 2];
             unroll!(H in [0, 1] {
-                let low = V::rows32(rows, 32 + 32 * H);
+                let low = V::weights32(rows, 32 + 32 * H);
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = low;
                     for q in 0..8 {

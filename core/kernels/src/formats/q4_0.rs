@@ -31,7 +31,7 @@ impl Unpack for Q4_0 {
     unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let n = unpack_nibbles::<V>(&V::rows16(rows, 2));
+            let n = unpack_nibbles::<V>(&V::weights16(rows, 2));
             let zero = [V::zero_f(); 2];
             sink.block(0, RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
         }

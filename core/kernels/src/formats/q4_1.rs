@@ -31,7 +31,7 @@ impl Unpack for Q4_1 {
     unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let n = unpack_nibbles::<V>(&V::rows16(rows, 4));
+            let n = unpack_nibbles::<V>(&V::weights16(rows, 4));
             let dm = V::rows4(rows, 0);
             let m = [V::half(V::shr(dm, 16)); 2];
             sink.block(0, RowBlock { n, d: V::half(dm), s: m, m });

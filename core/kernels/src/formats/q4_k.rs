@@ -54,7 +54,7 @@ impl Unpack for Q4K {
             let (d, dmin) = (V::half(head[0]), V::neg(V::half(V::shr(head[0], 16))));
             let (s, t) = scales_mins::<V>(&head);
             unroll!(C in [0, 1, 2, 3] {
-                let packed = V::rows32(rows, 16 + 32 * C);
+                let packed = V::weights32(rows, 16 + 32 * C);
                 let (i, j) = (C / 2, C % 2 * 2);
                 let mut n = packed;
                 for q in 0..8 {

@@ -41,11 +41,11 @@ impl Unpack for Q5_0 {
     unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let mut n = unpack_nibbles::<V>(&V::rows16(rows, 6));
+            let mut n = unpack_nibbles::<V>(&V::weights16(rows, 6));
             let head = V::rows8(rows, 0);
             let bits = V::or(V::shr(head[0], 16), V::shl(head[1], 16));
-            for (quad, n) in n.iter_mut().enumerate() {
-                *n = V::or(*n, V::fifth_bits(bits, quad));
+            for (i, n) in n.iter_mut().enumerate() {
+                *n = V::or(*n, V::fifth_bits(bits, i));
             }
             let zero = [V::zero_f(); 2];
             sink.block(0, RowBlock { n, d: V::half(head[0]), s: zero, m: zero });

@@ -34,10 +34,10 @@ impl Unpack for Q5_1 {
     unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let mut n = unpack_nibbles::<V>(&V::rows16(rows, 8));
+            let mut n = unpack_nibbles::<V>(&V::weights16(rows, 8));
             let head = V::rows8(rows, 0);
-            for (quad, n) in n.iter_mut().enumerate() {
-                *n = V::or(*n, V::fifth_bits(head[1], quad));
+            for (i, n) in n.iter_mut().enumerate() {
+                *n = V::or(*n, V::fifth_bits(head[1], i));
             }
             let m = [V::half(V::shr(head[0], 16)); 2];
             sink.block(0, RowBlock { n, d: V::half(head[0]), s: m, m });

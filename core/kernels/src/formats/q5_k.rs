@@ -43,9 +43,9 @@ impl Unpack for Q5K {
             let head = V::rows16(rows, 0);
             let (d, dmin) = (V::half(head[0]), V::neg(V::half(V::shr(head[0], 16))));
             let (s, t) = scales_mins::<V>(&head);
-            let high = V::rows32(rows, 16);
+            let high = V::weights32(rows, 16);
             unroll!(C in [0, 1, 2, 3] {
-                let packed = V::rows32(rows, 48 + 32 * C);
+                let packed = V::weights32(rows, 48 + 32 * C);
                 let (i, j) = (C / 2, C % 2 * 2);
                 let mut n = packed;
                 for q in 0..8 {

@@ -47,10 +47,10 @@ impl Unpack for Q6K {
             let scales = V::rows16(rows, 192);
             let zero = [V::zero_f(); 2];
             unroll!(H in [0, 1] {
-                let high = V::rows32(rows, 128 + 32 * H);
+                let high = V::weights32(rows, 128 + 32 * H);
                 // Two blocks share their low bytes: both are multiplied while these are in registers, and added in order later.
                 unroll!(P in [0, 1] {
-                    let low = V::rows32(rows, 64 * H + 32 * P);
+                    let low = V::weights32(rows, 64 * H + 32 * P);
                     unroll!(L in [0, 1] {
                         const J: usize = 2 * L + P;
                         let mut n = low;

@@ -35,7 +35,7 @@ impl Unpack for Q8_0 {
     unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let mut n = V::rows32(rows, 2);
+            let mut n = V::weights32(rows, 2);
             if V::FLIP != 0 {
                 for n in &mut n {
                     *n = V::xor(*n, V::splat(u32::from_ne_bytes([V::FLIP; 4])));

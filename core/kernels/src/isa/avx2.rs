@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::{MatTable, StripFn, avx2_vec};
 use crate::formats;
-use crate::matmul::simd::{Body, Rows, Simd};
+use crate::matmul::simd::{Body, Rows, Shape, Simd};
 use crate::matmul::{Precision, quantise};
 
 pub(crate) static TABLE: MatTable = MatTable {
@@ -104,6 +104,8 @@ impl Simd for Avx2 {
     type I = __m256i;
     type F = __m256;
     type L = avx2_vec::Avx2;
+    type Many = Self;
+    type Stored<S: Shape> = S;
 
     #[inline(always)]
     unsafe fn run<B: Body>(b: &mut B) {
@@ -273,6 +275,11 @@ impl Simd for Avx2 {
             let hi = |i: usize| _mm256_permute2x128_si256::<0x31>(a[i], b[i]);
             [lo(0), lo(1), lo(2), lo(3), hi(0), hi(1), hi(2), hi(3)]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn less(a: __m256i, zero: u8) -> __m256i {
+        unsafe { _mm256_sub_epi8(a, _mm256_set1_epi8(zero as i8)) }
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{MatTable, StripFn, avx512_vec};
 use crate::formats;
-use crate::matmul::simd::{Body, Rows, Simd};
+use crate::matmul::simd::{Body, Rows, Shape, Simd};
 use crate::matmul::{Precision, quantise};
 
 pub(crate) static TABLE: MatTable = MatTable {
@@ -105,6 +105,8 @@ impl Simd for Avx512 {
     type I = __m512i;
     type F = __m512;
     type L = avx512_vec::Avx512;
+    type Many = Self;
+    type Stored<S: Shape> = S;
 
     #[inline(always)]
     unsafe fn run<B: Body>(b: &mut B) {
@@ -293,6 +295,11 @@ impl Simd for Avx512 {
             let hi = |i: usize| _mm512_shuffle_i32x4::<0xdd>(a[i], b[i]);
             [lo(0), lo(1), lo(2), lo(3), hi(0), hi(1), hi(2), hi(3)]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn less(a: __m512i, zero: u8) -> __m512i {
+        unsafe { _mm512_sub_epi8(a, _mm512_set1_epi8(zero as i8)) }
     }
 
     #[inline(always)]

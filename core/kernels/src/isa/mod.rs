@@ -1,4 +1,4 @@
-//! Instruction sets. Add one: its folder, and its line in `build`.
+//! Instruction sets. Add one: its files, and its line in `build`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -8,6 +8,12 @@ mod avx2_vec;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_vec;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_mmla;
+#[cfg(target_arch = "aarch64")]
+mod neon_vec;
 pub(crate) mod scalar;
 mod scalar_vec;
 
@@ -86,6 +92,19 @@ fn build() -> Vec<Kernels> {
             && is_x86_feature_detected!("gfni");
         if avx512 {
             all.push(Kernels::new(Isa::Avx512, &avx512::TABLE, &avx512_vec::TABLE));
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        use std::arch::is_aarch64_feature_detected;
+        all.push(Kernels::new(Isa::Neon, &neon::BASE, &neon_vec::TABLE));
+        let dotprod = is_aarch64_feature_detected!("dotprod");
+        if dotprod {
+            all.push(Kernels::new(Isa::NeonDotprod, &neon::DOTPROD, &neon_vec::TABLE));
+        }
+        // Its kernels for one column use `sdot`.
+        if dotprod && is_aarch64_feature_detected!("i8mm") {
+            all.push(Kernels::new(Isa::NeonI8mm, &neon::I8MM, &neon_vec::TABLE));
         }
     }
     all

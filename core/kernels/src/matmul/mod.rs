@@ -8,6 +8,7 @@
 //! What happens inside a strip belongs to the instruction set.
 
 pub(crate) mod float;
+pub(crate) mod pairs;
 pub(crate) mod quantise;
 pub(crate) mod simd;
 pub(crate) mod strip;

@@ -6,7 +6,8 @@
 //! 4-byte pieces while weights are loaded, about as much as the horizontal sums would cost for one column; all further
 //! columns get it free.
 
-use crate::act::QBlock;
+use super::strip::{Panel, TileAt};
+use crate::act::{QBlock, TILE};
 use crate::math::Lanes;
 
 /// `V::ROWS` rows, a fixed distance apart. `q[i]` is row `4 i`: addresses then need few registers.
@@ -61,12 +62,21 @@ pub(crate) trait Simd: Copy {
     /// Bytes of wide formats (`q` needs all 8 bits) are XORed with this on loading. 0x80 makes them unsigned, with 128
     /// for zero, where the dot product wants unsigned weights.
     const FLIP: u8;
+    /// Bytes of panels that share a pass over the columns.
+    const SHARED: usize = 192 << 10;
+    /// Whether [`Simd::tile`] wants the columns two by two.
+    const PAIRS: bool = false;
     /// `ROWS` 32-bit integers, or four bytes of each row.
     type I: Copy;
     /// `ROWS` floats.
     type F: Copy;
     /// Sixteen floats of one row, for float formats.
     type L: Lanes;
+    /// What multiplies panels: `Self`, unless that wants the bytes of weights in another order.
+    type Many: Simd;
+    /// The shape of weights in a panel: S, or, where signed weights cost nothing, that of q itself: ZERO 0, and MAX the largest
+    /// magnitude.
+    type Stored<S: Shape>: Shape;
 
     /// Runs `b.body()` with the instruction set enabled.
     unsafe fn run<B: Body>(b: &mut B);
@@ -97,8 +107,9 @@ pub(crate) trait Simd: Copy {
     }
     /// Replaces each byte, which is below 16, by that entry of the table.
     unsafe fn lookup(table: [u8; 16], a: Self::I) -> Self::I;
-    /// Byte i becomes 0x10 if bit `4 * quad + i` of the lane is set, else 0.
-    unsafe fn fifth_bits(a: Self::I, quad: usize) -> Self::I;
+    /// The fifth bits of the weights in vector `i` of the eight of a block, as 0x10 or 0 in their bytes. Bit k of a row's lane belongs to its
+    /// weight k: with four weights of each row to a vector, byte j gets bit `4 * i + j`.
+    unsafe fn fifth_bits(a: Self::I, i: usize) -> Self::I;
 
     unsafe fn zero_f() -> Self::F;
     unsafe fn splat_load_f(p: *const f32) -> Self::F;
@@ -125,9 +136,62 @@ pub(crate) trait Simd: Copy {
     unsafe fn rows16(rows: &Rows, offset: usize) -> [Self::I; 4];
     unsafe fn rows32(rows: &Rows, offset: usize) -> [Self::I; 8];
 
-    /// Adds the products of 16 weights of each row with 16 activations. Weights are at most `max` (then unsigned), or
-    /// wide: signed bytes XOR `FLIP`, `max` 255.
+    /// 16 or 32 bytes of weights at `offset` of each row: the first 16 in vectors 0..4. In which order inside of these is
+    /// between this function, `dot16`, `tile` and `fifth_bits`; all that happens to weights in between happens to every byte alike.
+    #[inline(always)]
+    unsafe fn weights16(rows: &Rows, offset: usize) -> [Self::I; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { Self::rows16(rows, offset) }
+    }
+    #[inline(always)]
+    unsafe fn weights32(rows: &Rows, offset: usize) -> [Self::I; 8] {
+        // SAFETY: the caller's promise.
+        unsafe { Self::rows32(rows, offset) }
+    }
+    /// Each byte of `a` less `zero`.
+    unsafe fn less(a: Self::I, zero: u8) -> Self::I;
+
+    /// `bias64` of a half of a column's block.
+    #[inline(always)]
+    unsafe fn bias(x: &QBlock, half: usize) -> Self::I {
+        // SAFETY: the caller's promise; `half` is 0 or 1.
+        unsafe { Self::splat_load(x.bias64.as_ptr().add(half)) }
+    }
+    /// `a * dx` of a half.
+    #[inline(always)]
+    unsafe fn mul_dx(a: Self::F, x: &QBlock, half: usize) -> Self::F {
+        // SAFETY: as for `bias`.
+        unsafe { Self::mul(a, Self::splat_load_f(x.dx.as_ptr().add(half))) }
+    }
+    /// `a * dx + c`.
+    #[inline(always)]
+    unsafe fn fma_dx(a: Self::F, x: &QBlock, half: usize, c: Self::F) -> Self::F {
+        // SAFETY: as for `bias`.
+        unsafe { Self::fma(a, Self::splat_load_f(x.dx.as_ptr().add(half)), c) }
+    }
+    /// `a * xs + c`.
+    #[inline(always)]
+    unsafe fn fma_xs(a: Self::F, x: &QBlock, c: Self::F) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::fma(a, Self::splat_load_f(&x.xs), c) }
+    }
+    /// `a * xh + c` of a half.
+    #[inline(always)]
+    unsafe fn fma_xh(a: Self::F, x: &QBlock, half: usize, c: Self::F) -> Self::F {
+        // SAFETY: as for `bias`.
+        unsafe { Self::fma(a, Self::splat_load_f(x.xh.as_ptr().add(half)), c) }
+    }
+
+    /// Adds the products of 16 weights of each row with 16 activations. Weights are at most `max` (unsigned, or of either sign where
+    /// panels are signed), or wide: signed bytes XOR `FLIP`, `max` 255.
     unsafe fn dot16(acc: Self::I, w: &[Self::I; 4], a: *const i8, max: u32) -> Self::I;
+
+    /// Multiplies a panel with N columns.
+    #[inline(always)]
+    unsafe fn tile<S: Shape, const N: usize, const P16: bool>(at: TileAt, sums: &mut [[f32; 16]; TILE]) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::run(&mut Panel::<Self, S, N, P16>::new(at, sums)) }
+    }
 
     /// Into L2, or L1.
     unsafe fn prefetch(p: *const u8);
@@ -157,7 +221,7 @@ impl<const SCALED: bool, const MINS: usize, const ZERO: u32, const MAX: u32> Sha
 /// 32 weights of each row.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock<V: Simd> {
-    /// Four weights of each row to a vector, XOR `FLIP` if wide.
+    /// As [`Simd::weights32`] orders them, XOR `FLIP` if wide.
     pub n: [V::I; 8],
     pub d: V::F,
     /// Not read if the shape has none.
@@ -214,7 +278,7 @@ pub(crate) unsafe fn start<V: Simd, S: Shape>(x: &QBlock, half: usize) -> V::I {
         if zero == 0 {
             return V::splat(0);
         }
-        let b64 = V::splat_load(x.bias64.as_ptr().add(half));
+        let b64 = V::bias(x, half);
         match zero {
             64 => b64,
             128 => V::add(b64, b64),

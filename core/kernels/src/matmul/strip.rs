@@ -12,6 +12,7 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
+use super::pairs::{PairBlock, PairLo, Pairs};
 use super::simd::{Body, RowBlock, Rows, Shape, Simd, Sink, Unpack, start};
 use super::{Precision, Strip};
 use crate::act::{LoBlock, QBlock, TILE};
@@ -80,8 +81,7 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
                     if S::SCALED {
                         f = V::mul(s[half], f);
                     }
-                    let dx = V::splat_load_f(x.dx.as_ptr().add(half));
-                    t[j] = if half == 0 { V::mul(f, dx) } else { V::fma(f, dx, t[j]) };
+                    t[j] = if half == 0 { V::mul_dx(f, x, half) } else { V::fma_dx(f, x, half, t[j]) };
                 }
             }
         }
@@ -96,11 +96,11 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
                 let x = &*x.add(j);
                 let mut acc = V::fma(d, self.t[k % 4][j], self.acc[j]);
                 if S::MINS == 1 {
-                    acc = V::fma(m[0], V::splat_load_f(&x.xs), acc);
+                    acc = V::fma_xs(m[0], x, acc);
                 }
                 if S::MINS == 2 {
-                    acc = V::fma(m[0], V::splat_load_f(&x.xh[0]), acc);
-                    acc = V::fma(m[1], V::splat_load_f(&x.xh[1]), acc);
+                    acc = V::fma_xh(m[0], x, 0, acc);
+                    acc = V::fma_xh(m[1], x, 1, acc);
                 }
                 self.acc[j] = acc;
             }
@@ -163,7 +163,7 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
 }
 
 /// Bytes of a block of a panel: `n`, then `d`, `s`, `m` as the shape has them.
-const fn panel_block<V: Simd, S: Shape>() -> usize {
+pub(crate) const fn panel_block<V: Simd, S: Shape>() -> usize {
     (8 + 1 + 2 * S::SCALED as usize + S::MINS) * V::ROWS * 4
 }
 
@@ -188,7 +188,13 @@ impl<V: Simd, S: Shape> Sink<V> for Writer<V, S> {
             let size = V::ROWS * 4;
             let p = self.out.add(k * panel_block::<V, S>());
             for i in 0..8 {
-                V::store(p.add(i * size), n[i]);
+                // Panels are read more often than they are written.
+                let n = if <V::Stored<S> as Shape>::ZERO == S::ZERO {
+                    n[i]
+                } else {
+                    V::less(n[i], S::ZERO as u8)
+                };
+                V::store(p.add(i * size), n);
             }
             if S::SCALED {
                 V::store_f(p.add(9 * size).cast(), s[0]);
@@ -233,11 +239,18 @@ impl<V: Simd, F: Unpack> Body for Fill<V, F> {
 }
 
 /// A panel times N columns.
-struct Panel<'a, V: Simd, S, const N: usize, const P16: bool> {
+pub(crate) struct Panel<'a, V: Simd, S, const N: usize, const P16: bool> {
     at: TileAt,
     /// Sums so far, in and out.
     sums: &'a mut [[f32; 16]; TILE],
     shape: PhantomData<(V, S)>,
+}
+
+impl<'a, V: Simd, S: Shape, const N: usize, const P16: bool> Panel<'a, V, S, N, P16> {
+    #[inline(always)]
+    pub fn new(at: TileAt, sums: &'a mut [[f32; 16]; TILE]) -> Self {
+        Panel { at, sums, shape: PhantomData }
+    }
 }
 
 impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S, N, P16> {
@@ -250,7 +263,7 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S
             for j in 0..N {
                 acc[j] = V::load_f(self.sums[j].as_ptr());
             }
-            let mut dot = Dot::<V, S, N, P16>::new(acc, self.at.x, self.at.lo, self.at.step);
+            let mut dot = Dot::<V, V::Stored<S>, N, P16>::new(acc, self.at.x, self.at.lo, self.at.step);
             let mut p = self.at.panel;
             for _ in 0..self.at.blocks {
                 let zero = V::zero_f();
@@ -287,15 +300,19 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Body for Panel<'_, V, S
 /// Bytes of a panel at most, of each thread that multiplies: half of an L2 cache.
 const SCRATCH: usize = 512 << 10;
 
-/// Bytes of panels that share a pass over the columns.
-const SHARED: usize = 192 << 10;
-
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+/// What a thread keeps from one strip to the next.
+struct Scratch {
+    panels: Vec<Line>,
+    pairs: Pairs,
+}
+
 thread_local! {
-    static PANELS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH_OF_THREAD: RefCell<Scratch> =
+        const { RefCell::new(Scratch { panels: Vec::new(), pairs: Pairs::new() }) };
 }
 
 /// Rows of a strip that fill the lanes of the vectors.
@@ -353,7 +370,7 @@ pub(crate) unsafe fn strip<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
             // With two planes a column costs twice as much, and unpacking once pays earlier.
             3 if V::DIRECT >= 4 && !P16 => direct::<V, F, 3, P16>(s),
             4 if V::DIRECT >= 4 && !P16 => direct::<V, F, 4, P16>(s),
-            _ => panels::<V, F, P16>(s),
+            _ => panels::<V::Many, F, P16>(s),
         }
     }
 }
@@ -396,13 +413,14 @@ unsafe fn panels<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
     let panel = units_at_once * F::BLOCKS * block;
     // Bands share a pass over the columns, so that a tile of columns is read from L1 for all but the first. With one tile
     // there is nothing to share, and one panel at a time stays closer.
-    let at_once = if s.x.tiles() == 1 { 1 } else { (SHARED / panel).clamp(1, bands.len().max(1)) };
-    PANELS.with_borrow_mut(|scratch| {
+    let at_once = if s.x.tiles() == 1 { 1 } else { (V::SHARED / panel).clamp(1, bands.len().max(1)) };
+    SCRATCH_OF_THREAD.with_borrow_mut(|Scratch { panels, pairs }| {
         let lines = (panel * at_once).div_ceil(64);
-        if scratch.len() < lines {
-            scratch.resize(lines, Line([0; 64]));
+        if panels.len() < lines {
+            panels.resize(lines, Line([0; 64]));
         }
-        let scratch: *mut u8 = scratch.as_mut_ptr().cast();
+        pairs.forget();
+        let scratch: *mut u8 = panels.as_mut_ptr().cast();
         for bands in bands.chunks(at_once) {
             for first in (0..units).step_by(units_at_once) {
                 let count = units_at_once.min(units - first);
@@ -414,26 +432,38 @@ unsafe fn panels<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
                     // SAFETY: rows have `units` units, of which `count` are left; a panel has room for `count`.
                     unsafe { V::run(&mut fill) };
                 }
+                let filled = Filled { bands, panels: scratch, panel, part: first..first + count, units };
                 // SAFETY: the panels have just been filled.
-                unsafe { multiply::<V, F, P16>(s, bands, scratch, panel, first..first + count, units) };
+                unsafe { multiply::<V, F, P16>(s, &filled, pairs) };
             }
         }
     });
 }
 
-/// Multiplies the panels of some bands, which hold units `part` of `units`, with all columns.
-unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
-    s: &Strip<'_>,
-    bands: &[Band],
+/// Panels of some bands, which hold units `part` of `units`.
+struct Filled<'a> {
+    bands: &'a [Band],
     panels: *const u8,
+    /// Bytes of each.
     panel: usize,
     part: std::ops::Range<usize>,
     units: usize,
+}
+
+/// Multiplies panels with all columns.
+unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
+    s: &Strip<'_>,
+    filled: &Filled<'_>,
+    pairs: &mut Pairs,
 ) {
+    let &Filled { bands, panels, panel, ref part, units } = filled;
     let first = part.start * F::BLOCKS;
     let width = if P16 { V::COLS / 2 } else { V::COLS };
     for tile in 0..s.x.tiles() {
         let tokens = s.x.tile(tile);
+        if V::PAIRS {
+            pairs.lay(s, tile, first..part.end * F::BLOCKS);
+        }
         for (i, b) in bands.iter().enumerate() {
             for token in tokens.clone().step_by(width) {
                 let n = width.min(tokens.end - token);
@@ -447,25 +477,29 @@ unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
                         }
                     }
                 }
+                let (pairs, pairs_lo, pairs_step) = pairs.at(token - tokens.start);
                 let at = TileAt {
                     panel: panels.wrapping_add(i * panel),
                     blocks: part.len() * F::BLOCKS,
                     x: x.as_ptr().wrapping_add(first * step),
                     lo: lo.as_ptr().wrapping_add(if P16 { first * step } else { 0 }),
                     step,
+                    pairs,
+                    pairs_lo,
+                    pairs_step,
                 };
                 let out = &mut sums;
                 // SAFETY: the panel holds `blocks` blocks, the columns as many from `first` on.
                 unsafe {
                     match n {
-                        1 => multiply_tile::<V, F::Shape, 1, P16>(at, out),
-                        2 => multiply_tile::<V, F::Shape, 2, P16>(at, out),
-                        3 => multiply_tile::<V, F::Shape, 3, P16>(at, out),
-                        4 => multiply_tile::<V, F::Shape, 4, P16>(at, out),
-                        5 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 5, P16>(at, out),
-                        6 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 6, P16>(at, out),
-                        7 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 7, P16>(at, out),
-                        8 if V::COLS > 4 && !P16 => multiply_tile::<V, F::Shape, 8, P16>(at, out),
+                        1 => V::tile::<F::Shape, 1, P16>(at, out),
+                        2 => V::tile::<F::Shape, 2, P16>(at, out),
+                        3 => V::tile::<F::Shape, 3, P16>(at, out),
+                        4 => V::tile::<F::Shape, 4, P16>(at, out),
+                        5 if V::COLS > 4 && !P16 => V::tile::<F::Shape, 5, P16>(at, out),
+                        6 if V::COLS > 4 && !P16 => V::tile::<F::Shape, 6, P16>(at, out),
+                        7 if V::COLS > 4 && !P16 => V::tile::<F::Shape, 7, P16>(at, out),
+                        8 if V::COLS > 4 && !P16 => V::tile::<F::Shape, 8, P16>(at, out),
                         _ => unreachable!("tiles are at most COLS wide"),
                     }
                     if part.end == units {
@@ -481,22 +515,20 @@ unsafe fn multiply<V: Simd, F: Unpack, const P16: bool>(
 
 /// A panel, and the columns to multiply it with.
 #[derive(Clone, Copy)]
-struct TileAt {
-    panel: *const u8,
-    blocks: usize,
-    x: *const QBlock,
-    lo: *const LoBlock,
+#[cfg_attr(not(target_arch = "aarch64"), allow(dead_code, reason = "no pairs elsewhere"))]
+pub(crate) struct TileAt {
+    pub panel: *const u8,
+    pub blocks: usize,
+    pub x: *const QBlock,
+    pub lo: *const LoBlock,
     /// Distance to the next block of a column.
-    step: usize,
-}
-
-#[inline(always)]
-unsafe fn multiply_tile<V: Simd, S: Shape, const N: usize, const P16: bool>(
-    at: TileAt,
-    sums: &mut [[f32; 16]; TILE],
-) {
-    // SAFETY: the caller's promise.
-    unsafe { V::run(&mut Panel::<V, S, N, P16> { at, sums, shape: PhantomData }) }
+    pub step: usize,
+    /// The same columns two by two, if [`Simd::PAIRS`]; an odd last one is its own partner.
+    pub pairs: *const PairBlock,
+    /// Q16 only.
+    pub pairs_lo: *const PairLo,
+    /// Distance to the next block of a pair.
+    pub pairs_step: usize,
 }
 
 impl Strip<'_> {

@@ -16,14 +16,16 @@
 use super::{Context, PIECE, Pass, piece, product, round_halves, rows, rows_mut, takes_halves};
 use crate::Error;
 use crate::Result;
+use crate::model::activations::{observe, observe_some};
 use crate::model::blocks::Weights;
 use crate::model::experts::{Expert, Moe, Shared};
 use crate::model::precision::Role;
 use crate::model::routing::{Route, choose};
-use crate::model::spec::ExpertActivation;
+use crate::model::spec::{ExpertActivation, MoeSpec};
 use crate::residency::{UnitGuard, WeightStore};
 use pannier_kernels::{ActRows, Job, Kernels, Need, Precision, for_each_piece};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 /// Experts that are there, and their rows in the buffers of a wave.
 struct Batch<'a> {
@@ -70,7 +72,16 @@ impl<'a> Pass<'a> {
     /// Only for mistakes of the caller.
     pub fn route(&mut self, unit: &UnitGuard<'_>, moe: &Moe) -> Result<()> {
         let (n, cx, s) = (self.n(), &self.cx, &mut *self.s);
-        let (spec, m) = (&moe.spec, s.moe.as_mut().ok_or_else(no_moe)?);
+        let m = s.moe.as_mut().ok_or_else(no_moe)?;
+        let shortcuts = cx.shortcuts;
+        let spec = &MoeSpec { used: shortcuts.used(&moe.spec), ..moe.spec };
+        let present =
+            |expert: usize| moe.experts.get(expert).is_none_or(|expert| cx.weights.is_ready(expert.unit));
+        let lift = |scores: &mut [f32]| {
+            if shortcuts.prefer_present > 0.0 {
+                shortcuts.lift(spec.gating, scores, present);
+            }
+        };
         let scores = rows_mut(&mut m.scores, n, spec.experts);
         let outputs = [(moe.router.weights(unit, cx.weights)?, &mut *scores)];
         product(cx, Role::Router, &mut s.act, (rows_mut(&mut s.h, n, cx.embd), n, cx.embd), outputs);
@@ -84,7 +95,7 @@ impl<'a> Pass<'a> {
             .enumerate()
         {
             let work = (&mut m.ranked, &mut m.biased);
-            choose(cx.kernels, spec, bias, scores, (&mut *chosen, &mut *weights), work);
+            choose(cx.kernels, spec, bias, &lift, scores, (&mut *chosen, &mut *weights), work);
             cx.weights.routed(moe.layer, chosen, scores);
             if let Some(observer) = cx.observer {
                 observer.routed(&Route {
@@ -97,12 +108,54 @@ impl<'a> Pass<'a> {
                 });
             }
         }
-        m.groups.arrange(spec.experts, spec.used, chosen, weights);
+        // Only a single token's lightest experts: in a chunk the same expert is a favourite of others.
+        let (chosen, weights) = (&mut *chosen, &mut *weights);
+        m.used = if n == 1 {
+            shortcuts.keep(chosen, weights, |expert| present(usize::from(expert)))
+        } else {
+            spec.used
+        };
+        cx.dropped.fetch_add((spec.used - m.used) as u64, Ordering::Relaxed);
+        let kept = n * m.used;
+        m.groups.arrange(spec.experts, m.used, &chosen[..kept], &weights[..kept]);
         m.units.clear();
         m.units.extend(
             m.groups.used.iter().filter_map(|&e| moe.experts.get(usize::from(e))).map(|expert| expert.unit),
         );
         cx.weights.hint(&m.units);
+        if n == 1 && cx.weights.wants_guesses() {
+            self.guess(moe.layer)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the next layer's router on what this layer's router saw, and tells the store what it would choose. The residual stream
+    /// changes little from layer to layer, so most of it comes true; whether that is worth reading is for the store to find out.
+    fn guess(&mut self, layer: usize) -> Result<()> {
+        let (cx, s) = (&self.cx, &mut *self.s);
+        let next = cx.routers.partition_point(|router| router.layer <= layer);
+        let Some(next) = cx.routers.get(next).filter(|next| cx.weights.is_ready(next.unit)) else {
+            return Ok(());
+        };
+        let unit = cx.weights.acquire(next.unit)?;
+        let weights = next.router.weights(&unit, cx.weights)?;
+        let m = s.moe.as_mut().ok_or_else(no_moe)?;
+        // Rounding the input in place would change this layer's own result.
+        if weights.halves || weights.matrix.rows() > m.scores.len() {
+            return Ok(());
+        }
+        let scores = &mut m.scores[..weights.matrix.rows()];
+        product(
+            cx,
+            Role::Router,
+            &mut s.act,
+            (rows_mut(&mut s.h, 1, cx.embd), 1, cx.embd),
+            [(weights, &mut *scores)],
+        );
+        cx.kernels.top_k(scores, next.used, &mut m.ranked);
+        m.guesses.clear();
+        m.guesses.extend(m.ranked.iter().filter_map(|&(expert, _)| next.experts.get(expert as usize)));
+        cx.weights.guess(&m.guesses);
         Ok(())
     }
 
@@ -123,6 +176,9 @@ impl<'a> Pass<'a> {
                 }
             } else {
                 m.shared_share[..n].fill(1.0);
+            }
+            if moe.halves {
+                round_halves(cx, rows_mut(&mut s.h, n, embd));
             }
         }
         let mut shared = moe.shared.as_ref();
@@ -194,7 +250,7 @@ impl<'a> Pass<'a> {
             pending = later;
             self.batch(unit, moe, &batch, start, shared.take())?;
         }
-        self.accumulate(moe, start, wave)
+        self.accumulate(start, wave)
     }
 
     /// Experts that are there; their results go to the buffers of the wave.
@@ -226,8 +282,10 @@ impl<'a> Pass<'a> {
         let mut all_rows =
             first.iter().flatten().fold(Need::default(), |all, w| all.and(need(&[*w], gate_up)));
         let needs = need(&gates, gate_up).and(need(&ups, gate_up));
-        if takes_halves(gates.iter().chain(&ups).chain(first.iter().flatten())) {
-            round_halves(cx, rows_mut(&mut s.h, n, embd));
+        observe(cx, first.iter().flatten(), embd, rows(&s.h, n, embd));
+        for (weights, rows) in gates.iter().zip(&batch.rows).chain(ups.iter().zip(&batch.rows)) {
+            let tokens = &m.groups.tokens[start + rows.start..start + rows.end];
+            observe_some(cx, weights, embd, &s.h, tokens);
         }
         if n == 1 {
             // Every expert reads the same row.
@@ -278,8 +336,15 @@ impl<'a> Pass<'a> {
 
         // y: uses x embd
         let (last, downs) = (of_shared(|shared| &shared.ffn.down)?, own(|expert| &expert.down)?);
-        if takes_halves(downs.iter()) {
-            carve(&mut m.gate, ff, &batch.rows).into_iter().for_each(|gate| round_halves(cx, gate));
+        for (weights, rows) in downs.iter().zip(&batch.rows) {
+            observe(cx, [weights], ff, &m.gate[rows.start * ff..rows.end * ff]);
+        }
+        observe(cx, last.iter(), shared_ff, rows(&s.gate, n, shared_ff));
+        for (gate, w) in carve(&mut m.gate, ff, &batch.rows).into_iter().zip(&downs) {
+            // Each expert for itself: who its neighbours are depends on what is in memory.
+            if w.halves {
+                round_halves(cx, gate);
+            }
         }
         if takes_halves(last.iter()) {
             round_halves(cx, rows_mut(&mut s.gate, n, shared_ff));
@@ -307,12 +372,12 @@ impl<'a> Pass<'a> {
     }
 
     /// `sum = fma(weight, y, sum)` for the experts of a wave.
-    fn accumulate(&mut self, moe: &Moe, start: usize, wave: &[u16]) -> Result<()> {
+    fn accumulate(&mut self, start: usize, wave: &[u16]) -> Result<()> {
         let (n, s) = (self.n(), &mut *self.s);
         let (cx, embd): (&Context<'_>, usize) = (&self.cx, self.cx.embd);
         let m = s.moe.as_mut().ok_or_else(no_moe)?;
         let end = wave.last().map_or(start, |&last| m.groups.of(last).end);
-        let (uses, y, used) = (&m.groups.uses, &m.y, moe.spec.used);
+        let (uses, y, used) = (&m.groups.uses, &m.y, m.used);
         let per_piece = piece(embd);
         for_each_piece(cx.par, rows_mut(&mut m.sum, n, embd), per_piece, &|index, sum| {
             let first = index * (per_piece / embd);

@@ -8,12 +8,14 @@ mod belady;
 mod lfu;
 mod lru;
 mod next_visit;
+mod random;
 mod reuse;
 
 pub use belady::Belady;
 pub use lfu::Lfu;
 pub use lru::Lru;
 pub use next_visit::NextVisitLfu;
+pub use random::RandomChoice;
 pub use reuse::Reuse;
 
 /// How many layers have experts, and how many each.
@@ -70,6 +72,7 @@ pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry { name: "nextvisit", build: |_| Box::new(NextVisitLfu) },
     PolicyEntry { name: "lfu", build: |_| Box::new(Lfu) },
     PolicyEntry { name: "lru", build: |_| Box::new(Lru::default()) },
+    PolicyEntry { name: "random", build: |_| Box::new(RandomChoice::default()) },
 ];
 
 /// The policy of this name.

@@ -1,5 +1,6 @@
 //! The cache of experts.
 
+use super::guesses::Guesses;
 use super::ring::fill;
 use super::{Failure, Shared, Waited};
 use crate::memory::{Category, Reservation};
@@ -29,6 +30,7 @@ pub(super) struct ExpertCache {
     failed: HashMap<ExpertKey, Failure>,
     /// Reads experts before they are acquired.
     pub prefetch: bool,
+    pub guesses: Guesses,
     held: Reservation,
     /// How many slots there should be, and how many there may ever be.
     wanted: u32,
@@ -67,6 +69,7 @@ impl ExpertCache {
             promised: Vec::new(),
             failed: HashMap::new(),
             prefetch: true,
+            guesses: Guesses::default(),
             held,
             wanted: slots,
             most: slots,
@@ -88,6 +91,7 @@ impl ExpertCache {
     /// Between passes, when nothing is pinned: makes the cache as large as it should be.
     pub fn settle(&mut self) -> Result<()> {
         self.break_promises();
+        self.guesses.pass_begins();
         // What failed for a pass that has ended is tried anew.
         self.failed.clear();
         while self.live > self.wanted {
@@ -128,12 +132,24 @@ impl ExpertCache {
         }
     }
 
+    pub fn wants_guesses(&self) -> bool {
+        self.prefetch && self.guesses.is_on()
+    }
+
+    /// What will probably come; whether there is something to read now.
+    pub fn guess(&mut self, keys: impl Iterator<Item = ExpertKey>) -> bool {
+        let directory = &self.directory;
+        self.guesses.set(keys.filter(|&key| directory.slot(key).is_none()))
+    }
+
     pub fn hint(&mut self, keys: impl Iterator<Item = ExpertKey>) {
         self.break_promises();
         self.hinted.clear();
         if !self.prefetch {
             return;
         }
+        let keys: Vec<ExpertKey> = keys.collect();
+        self.guesses.judge(&keys);
         for key in keys {
             if self.directory.slot(key).is_some() {
                 // Those that are there must survive until their turn.
@@ -166,24 +182,21 @@ impl ExpertCache {
     }
 
     /// What to read next, into which slot. The expert is pinned until the read has ended.
-    fn job(&mut self) -> Option<(ExpertKey, usize, Arc<Slab>, Arc<Extents>)> {
+    fn job(&mut self) -> Option<Job> {
         loop {
-            let (key, urgent) = match self.urgent.front() {
-                Some(&key) => (key, true),
-                None => (*self.hinted.front()?, false),
+            let (key, why) = match (self.urgent.front(), self.hinted.front()) {
+                (Some(&key), _) => (key, Why::Urgent),
+                (None, Some(&key)) => (key, Why::Hinted),
+                (None, None) => (self.guesses.next()?, Why::Guessed),
             };
             if self.directory.slot(key).is_some() {
                 // Another lane was faster.
-                if urgent {
-                    self.urgent.pop_front()
-                } else {
-                    self.hinted.pop_front()
-                };
+                self.begun(why);
                 continue;
             }
             let admission = match self.directory.admit(key) {
                 Some(admission) => admission,
-                None if urgent && !self.promised.is_empty() => {
+                None if why == Why::Urgent && !self.promised.is_empty() => {
                     // What somebody waits for goes before what is needed last.
                     if let Some(last) = self.promised.pop() {
                         self.directory.unpin(last);
@@ -194,11 +207,7 @@ impl ExpertCache {
                 // All slots are in use: a release wakes us.
                 None => return None,
             };
-            if urgent {
-                self.urgent.pop_front()
-            } else {
-                self.hinted.pop_front()
-            };
+            self.begun(why);
             let extents = Arc::clone(self.reads.get(&key)?);
             let index = admission.slot as usize;
             let slot = self.slots.get_mut(index)?;
@@ -210,21 +219,44 @@ impl ExpertCache {
             match slab {
                 Ok(slab) => {
                     self.directory.pin(key);
-                    if !urgent {
-                        self.directory.pin(key);
-                        self.promised.push(key);
+                    match why {
+                        Why::Urgent => {}
+                        Why::Hinted => {
+                            self.directory.pin(key);
+                            self.promised.push(key);
+                        }
+                        Why::Guessed => self.guesses.was_read(key),
                     }
-                    return Some((key, index, slab, extents));
+                    return Some(Job { key, index, slab, extents, why });
                 }
                 Err(error) => {
                     self.directory.remove(key);
-                    self.failed.insert(key, Failure::of(&error));
+                    if why != Why::Guessed {
+                        self.failed.insert(key, Failure::of(&error));
+                    }
                 }
             }
         }
     }
 
-    fn finished(&mut self, key: ExpertKey, index: usize, slab: Arc<Slab>, result: Result<(), Failure>) {
+    /// The first of a queue is being read.
+    fn begun(&mut self, why: Why) {
+        match why {
+            Why::Urgent => drop(self.urgent.pop_front()),
+            Why::Hinted => drop(self.hinted.pop_front()),
+            // Taken out when it was looked at.
+            Why::Guessed => {}
+        }
+    }
+
+    fn finished(
+        &mut self,
+        key: ExpertKey,
+        index: usize,
+        slab: Arc<Slab>,
+        result: Result<(), Failure>,
+        why: Why,
+    ) {
         self.directory.unpin(key);
         if let Some(slot) = self.slots.get_mut(index) {
             slot.slab = Some(slab);
@@ -233,9 +265,32 @@ impl ExpertCache {
         if let Err(failure) = result {
             self.keep_promise(key);
             self.directory.remove(key);
-            self.failed.insert(key, failure);
+            // Who needs what was only guessed reads it again, and gets the error if that fails too.
+            if why != Why::Guessed {
+                self.failed.insert(key, failure);
+            }
         }
     }
+}
+
+/// Why an expert is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// Somebody waits for it.
+    Urgent,
+    /// A router has chosen it.
+    Hinted,
+    /// The next router probably will.
+    Guessed,
+}
+
+/// A read.
+struct Job {
+    key: ExpertKey,
+    index: usize,
+    slab: Arc<Slab>,
+    extents: Arc<Extents>,
+    why: Why,
 }
 
 /// An expert; waits until it is there.
@@ -267,17 +322,19 @@ pub(super) fn take(shared: &Shared, key: ExpertKey) -> Result<Arc<Slab>> {
 pub(super) fn read_missing(shared: &Shared) {
     let mut state = shared.lock();
     while !shared.stopped() {
-        let Some((key, index, slab, extents)) = state.experts.job() else {
+        let Some(Job { key, index, slab, extents, why }) = state.experts.job() else {
             // A failure to get memory may have been noted: somebody may wait for it.
             shared.arrived.notify_all();
             state = shared.wait(&shared.work, state);
             continue;
         };
         drop(state);
-        shared.counters.expert_misses.fetch_add(1, Ordering::Relaxed);
+        if why != Why::Guessed {
+            shared.counters.expert_misses.fetch_add(1, Ordering::Relaxed);
+        }
         let (slab, result) = fill(shared, slab, &extents);
         state = shared.lock();
-        state.experts.finished(key, index, slab, result);
+        state.experts.finished(key, index, slab, result, why);
         shared.arrived.notify_all();
     }
 }

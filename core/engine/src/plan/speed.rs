@@ -1,0 +1,202 @@
+//! How fast it will be.
+//!
+//! ```text
+//! compute   = sum over matrices that a token touches of bytes / rate(block format, precision) + regions * what a region costs
+//! attention = sum over layers of max(bytes of K and V / rate of f16, operations / f16 operations per second)
+//! flash     = bytes streamed by every pass / flash bandwidth                              behind computing
+//! stalls    = bytes of missed experts / flash bandwidth - computing with those there      known only when the router has run
+//!
+//! decode T  = max(compute + attention, flash) + stalls
+//! prefill T = max(operations / rate, flash of a chunk), a chunk of some size touching every expert
+//! ```
+//!
+//! The rates of a measured device differ by block format and precision by up to a factor of three; of a device on paper only one is
+//! known.
+
+use super::{Bound, DeviceProfile, FormatRate, Plan};
+use crate::model::{Blueprint, PrecisionTable, Role};
+use crate::residency::UnitKind;
+use pannier_kernels::Precision;
+use std::collections::BTreeMap;
+
+/// What decoding a token takes, in seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenTime {
+    /// Products with weights, and starting them.
+    pub compute: f64,
+    /// Attention, per token before this one: seconds, and how many such tokens a layer looks at.
+    pub attention: Vec<(f64, usize)>,
+    /// Reading what every token reads, beside computing.
+    pub flash: f64,
+    /// Waiting for experts that are not there.
+    pub stalls: f64,
+}
+
+impl TokenTime {
+    /// Of a token behind `position` others.
+    pub fn total(&self, position: usize) -> f64 {
+        (self.compute + self.attending(position)).max(self.flash) + self.stalls
+    }
+
+    /// Attention of a token behind `position` others.
+    pub fn attending(&self, position: usize) -> f64 {
+        self.attention.iter().map(|&(seconds, most)| seconds * position.min(most) as f64).sum()
+    }
+}
+
+/// Parallel regions of a layer: products, what is between them, attention.
+const REGIONS: f64 = 12.0;
+/// The type of keys and values in attention, whose products cost what those with a matrix of this format do.
+const F16: u32 = 1;
+
+/// What products cost on a device.
+struct Rates<'a>(&'a DeviceProfile);
+
+impl Rates<'_> {
+    fn of(&self, format: u32, precision: Precision) -> FormatRate {
+        let exact = precision == Precision::Q16;
+        let device = self.0;
+        let known = |exact: bool| {
+            device.rates.iter().find(|rate| rate.format == format && rate.exact == exact).copied()
+        };
+        // Float formats know no precision, so they are measured once.
+        known(exact).or_else(|| known(false)).unwrap_or(FormatRate {
+            format,
+            exact,
+            decode_bps: device.decode_bps,
+            gflops: device.gflops,
+        })
+    }
+}
+
+/// What all matrices of a pass take.
+#[derive(Default)]
+struct Sums {
+    /// Seconds of a token with the dense matrices, and with the experts that it uses.
+    dense: f64,
+    experts: f64,
+    /// Bytes of the experts that it uses.
+    touched: f64,
+    /// Seconds per token of a chunk.
+    prefill: f64,
+}
+
+fn sums(model: &Blueprint, rates: &Rates<'_>, precision: &PrecisionTable) -> Sums {
+    let layout = model.layout();
+    let mut count = BTreeMap::<usize, u64>::new();
+    for unit in layout.units() {
+        if let UnitKind::Expert { layer, .. } = unit.kind {
+            *count.entry(layer).or_default() += 1;
+        }
+    }
+    let mut sums = Sums::default();
+    for &(tensor, role) in model.roles() {
+        let (Ok(unit), Ok(info)) = (layout.unit(tensor.unit()), layout.tensor(tensor)) else { continue };
+        let rate = rates.of(info.format.id, precision.get(role));
+        let seconds = info.bytes as f64 / rate.decode_bps;
+        let operations = 2.0 * info.rows as f64 * info.cols as f64;
+        let share = match unit.kind {
+            UnitKind::Expert { layer, .. } => {
+                let all = count.get(&layer).copied().unwrap_or(1).max(1) as f64;
+                (model.experts_used() as f64 / all).min(1.0)
+            }
+            _ => 1.0,
+        };
+        if let UnitKind::Expert { .. } = unit.kind {
+            sums.experts += share * seconds;
+            sums.touched += share * info.bytes as f64;
+        } else {
+            sums.dense += seconds;
+        }
+        // One row of a chunk needs logits.
+        if role != Role::Head {
+            sums.prefill += share * operations / (rate.gflops * 1e9);
+        }
+    }
+    sums
+}
+
+fn attention(model: &Blueprint, rates: &Rates<'_>) -> Vec<(f64, usize)> {
+    let rate = rates.of(F16, Precision::Q8);
+    let mut by_window = BTreeMap::<usize, f64>::new();
+    for layer in &model.spec().attention {
+        let shape = layer.shape;
+        let width = (shape.k_dim + shape.v_dim) as f64;
+        let read = 2.0 * shape.kv_heads as f64 * width / rate.decode_bps;
+        let operations = 2.0 * shape.heads as f64 * width / (rate.gflops * 1e9);
+        *by_window.entry(layer.window.unwrap_or(usize::MAX)).or_default() += read.max(operations);
+    }
+    by_window.into_iter().map(|(window, seconds)| (seconds, window)).collect()
+}
+
+impl Plan {
+    /// Fills in the speeds.
+    pub(super) fn speed(&mut self, model: &Blueprint, device: &DeviceProfile, precision: &PrecisionTable) {
+        let residency = &self.residency;
+        let rates = Rates(device);
+        let sums = sums(model, &rates, precision);
+        let hits = match residency.experts {
+            0 => None,
+            _ if residency.mapped => Some(1.0),
+            all => Some(expected_hits(f64::from(residency.slots) / f64::from(all))),
+        };
+        let missed = sums.touched * (1.0 - hits.unwrap_or(1.0));
+        let streamed = residency.streamed_bytes as f64 + missed;
+        let regions = REGIONS * model.spec().layers as f64;
+        let time = TokenTime {
+            compute: sums.dense + sums.experts + regions * device.region_s,
+            attention: attention(model, &rates),
+            flash: residency.streamed_bytes as f64 / device.flash_bps,
+            // Misses of a layer are known when its router has run: only the experts of the layer that are there hide them.
+            stalls: (missed / device.flash_bps - sums.experts * hits.unwrap_or(1.0)).max(0.0),
+        };
+        // Half the context is a fair guess of where an answer is.
+        let position = self.context / 2;
+        self.decode_tok_s = 1.0 / time.total(position).max(1e-9);
+        self.streamed_bytes_per_token = streamed as u64;
+        self.expert_hit_rate = hits;
+        let own = time.compute + time.attending(position);
+        self.bound_by = if time.flash.max(time.stalls) > own { Bound::Flash } else { Bound::Memory };
+
+        let chunk = self.chunk as f64;
+        // A chunk of some size touches nearly every expert.
+        let misses = residency.expert_bytes as f64
+            * (1.0 - f64::from(residency.slots) / f64::from(residency.experts.max(1)))
+            * f64::from(u8::from(!residency.mapped));
+        let chunk_flash = (residency.streamed_bytes as f64 + misses) / device.flash_bps;
+        self.prefill_tok_s = chunk / (sums.prefill * chunk).max(chunk_flash).max(1e-9);
+        self.time = time;
+    }
+
+    /// Tokens per second behind `position` other tokens.
+    pub fn decode_tok_s_at(&self, position: usize) -> f64 {
+        1.0 / self.time.total(position).max(1e-9)
+    }
+}
+
+/// Hits of the default policy by the share of experts that have slots: the recorded traces of two models of different sizes lie
+/// on one curve.
+fn expected_hits(share: f64) -> f64 {
+    const CURVE: [(f64, f64); 11] = [
+        (0.0, 0.0),
+        (0.017, 0.27),
+        (0.034, 0.40),
+        (0.059, 0.47),
+        (0.09, 0.57),
+        (0.119, 0.62),
+        (0.179, 0.73),
+        (0.239, 0.81),
+        (0.35, 0.89),
+        (0.6, 0.97),
+        (1.0, 1.0),
+    ];
+    let mut before = (0.0, 0.0);
+    for &(x, y) in &CURVE {
+        if share <= x {
+            let (x0, y0) = before;
+            return if x > x0 { y0 + (y - y0) * (share - x0) / (x - x0) } else { y };
+        }
+        before = (x, y);
+    }
+    1.0
+}
