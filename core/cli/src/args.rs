@@ -8,6 +8,7 @@ use pannier::model::ExpertShortcuts;
 use pannier::sampling::SamplerOptions;
 use pannier::session::GenerationOptions;
 use pannier::store::DEFAULT_MODEL;
+use pannier::{KvPolicy, KvTypes};
 
 use crate::cmd;
 use crate::error;
@@ -97,6 +98,16 @@ pub struct RunArgs {
     /// Context in tokens; by default what the model was trained with.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub ctx: Option<u32>,
+
+    /// Element type of the KV cache: f16, q8, k8v4, q4 (rotated keys; first and last layer in int8), q4-everywhere, q4-naive. All but
+    /// f16 save memory and change answers a little.
+    #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
+    pub kv_type: KvTypes,
+
+    /// What the KV cache may forget so that it stays small: all (nothing), window:N, sinks:FIRST:LAST, heavy (4 first, 1024 last, the 512
+    /// most attended between them) or heavy:FIRST:LAST:TOP. Changes answers, and tells when it acts.
+    #[arg(long, value_name = "POLICY", default_value_t = KvPolicy::KeepAll)]
+    pub kv_policy: KvPolicy,
 
     #[command(flatten)]
     pub shortcuts: ShortcutArgs,

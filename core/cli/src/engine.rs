@@ -9,7 +9,7 @@ use std::time::Duration;
 use pannier::session::{
     Canceller, Completion, GenerationEvent, GenerationOptions, GenerationStats, Model, Sink,
 };
-use pannier::{CancelFlag, DraftOptions, LoadOptions, Speculation};
+use pannier::{CancelFlag, DraftOptions, EvictWhen, KvOptions, LoadOptions, Speculation};
 use pannier_tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -28,6 +28,9 @@ const LOGIT_BYTES: usize = 32 << 20;
 pub fn logit_rows(vocab: usize) -> usize {
     (LOGIT_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(1, 512)
 }
+
+/// A policy acts when so many positions more are there than it keeps: moving what stays costs as much as a few tokens.
+const EVICT_SLACK: usize = 256;
 
 /// Prompts of more tokens show their progress.
 const LONG_PROMPT: usize = 512;
@@ -63,6 +66,12 @@ fn load_with(args: &RunArgs, draft: Option<PathBuf>) -> Result<Loaded> {
         threads: args.threads.map(usize::from),
         budget_bytes: args.budget_mb.map(|mb| mb << 20),
         context: args.ctx.map(|n| n as usize),
+        kv: KvOptions {
+            types: args.kv_type,
+            policy: args.kv_policy,
+            evict: EvictWhen::Above(EVICT_SLACK),
+            ..KvOptions::default()
+        },
         shortcuts: args.shortcuts.options(),
         ..LoadOptions::default()
     };
@@ -121,6 +130,9 @@ pub struct Stats {
     pub acceptance_rate: Option<f64>,
     pub tokens_per_pass: Option<f64>,
     pub flash_bytes_per_token: Option<f64>,
+    pub kv_type: String,
+    pub kv_policy: String,
+    pub evicted: usize,
 }
 
 fn ms(time: Duration) -> f64 {
@@ -148,6 +160,9 @@ impl Stats {
             acceptance_rate: stats.speculation.acceptance_rate(),
             tokens_per_pass: stats.tokens_per_pass(),
             flash_bytes_per_token: stats.flash_bytes_per_token(),
+            kv_type: stats.kv_types.to_string(),
+            kv_policy: loaded.model.info().kv_policy.to_string(),
+            evicted: stats.evicted,
         }
     }
 }
@@ -228,6 +243,12 @@ fn notice_text(notice: pannier::session::Notice) -> String {
         }
         Notice::DraftReleased { bytes } => {
             format!("memory is scarce: the draft model was given up ({})", output::bytes(bytes))
+        }
+        Notice::Evicted { gone, kept } => {
+            format!("the KV cache has forgotten {gone} positions of each layer and keeps {kept}")
+        }
+        Notice::TurnsDropped { messages } => {
+            format!("the conversation got too long: its {messages} oldest messages were dropped")
         }
         Notice::IncompleteCharacter => "the answer was cut inside of a character".to_owned(),
         Notice::Heat { level, threads } => {

@@ -13,8 +13,8 @@
 
 mod engines;
 pub mod machine;
-mod plan;
 mod machine;
+mod plan;
 pub mod quantizer;
 mod record;
 mod subject;

@@ -27,8 +27,8 @@ Examples:
   pannier bench -m model.gguf -t 2 --prompt 128 --gen 32 --reps 5 --json
 
 JSON: prefill_tok_s, decode_tok_s, ttft_ms, load_ms, peak_anon_bytes, peak_rss_bytes, flash_bytes_per_token, expert_hit_rate,
-reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa, tokens_per_pass, acceptance_rate. What is per token is of
-decoding. A figure that this system or model does not have is null.")]
+reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa, tokens_per_pass, acceptance_rate, kv_type. What is per token
+is of decoding. A figure that this system or model does not have is null.")]
 pub struct BenchArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -66,6 +66,7 @@ struct Report {
     isa: String,
     tokens_per_pass: Option<f64>,
     acceptance_rate: Option<f64>,
+    kv_type: String,
 }
 
 /// One repetition: times in seconds, and what decoding read.
@@ -134,6 +135,7 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
         isa: loaded.model.info().isa.to_lowercase(),
         tokens_per_pass: guessed.and_then(GenerationStats::tokens_per_pass),
         acceptance_rate: guessed.and_then(|stats| stats.speculation.acceptance_rate()),
+        kv_type: loaded.model.info().kv_types.to_string(),
     };
     out.text(&page(&report, prompt, generate))?;
     out.object(&report)

@@ -3,7 +3,7 @@
 use std::io::{BufRead, IsTerminal, Read};
 
 use clap::Args;
-use pannier::session::{ChatOptions, ChatSession};
+use pannier::session::{ChatOptions, ChatSession, Overflow};
 use serde::Serialize;
 
 use crate::args::{RunArgs, SamplingArgs, SpeculationArgs};
@@ -44,11 +44,38 @@ pub struct ChatArgs {
     #[arg(long, value_name = "true|false")]
     thinking: Option<bool>,
 
+    /// When the conversation no longer fits into the context: fail, or drop-oldest turns and say so.
+    #[arg(long, value_name = "CHOICE", value_enum, default_value = "fail")]
+    overflow: OverflowArg,
+
     #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
     speculation: SpeculationArgs,
+}
+
+/// `--overflow`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum OverflowArg {
+    /// The turn fails.
+    Fail,
+    /// The oldest turns are dropped.
+    DropOldest,
+}
+
+/// Room for an answer when `-n` does not say how long it may be.
+const ANSWER_TOKENS: usize = 512;
+
+impl ChatArgs {
+    fn overflow(&self) -> Overflow {
+        match self.overflow {
+            OverflowArg::Fail => Overflow::Fail,
+            OverflowArg::DropOldest => {
+                Overflow::DropOldest { reserve: self.max_tokens.unwrap_or(ANSWER_TOKENS) }
+            }
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -68,8 +95,12 @@ pub fn run(args: &ChatArgs, out: &mut Output) -> Result<()> {
         _ => {}
     }
     let loaded = engine::load_speculating(&args.run, &args.speculation)?;
-    let options =
-        ChatOptions { system: args.system.clone(), thinking: args.thinking, ..ChatOptions::default() };
+    let options = ChatOptions {
+        system: args.system.clone(),
+        thinking: args.thinking,
+        overflow: args.overflow(),
+        ..ChatOptions::default()
+    };
     let chat = loaded.model.chat(options)?;
     match args.prompt.as_deref() {
         Some(prompt) => once(args, prompt, &chat, &loaded, out),

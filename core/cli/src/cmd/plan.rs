@@ -6,6 +6,7 @@ use clap::Args;
 use pannier::model::{Blueprint, ModelOptions};
 use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, GUESSES_RIGHT, Plan, PlanWish};
 use pannier::pool::{Pool, SystemCpus, default_threads};
+use pannier::{KvOptions, KvTypes};
 use pannier_gguf::Gguf;
 use serde::Serialize;
 
@@ -82,6 +83,10 @@ pub struct PlanArgs {
     /// Threads.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+
+    /// Element type of the KV cache: f16, q8, k8v4, q4.
+    #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
+    kv_type: KvTypes,
 }
 
 #[derive(Serialize)]
@@ -90,6 +95,7 @@ struct Report {
     resident_bytes: u64,
     streamed_bytes_per_token: u64,
     kv_bytes: u64,
+    kv_type: String,
     scratch_bytes: u64,
     other_bytes: u64,
     peak_bytes: u64,
@@ -129,21 +135,27 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
     let mut draft_bytes = 0;
     if let Some(draft) = &args.draft {
         let gguf = Arc::new(Gguf::open(input::model_path(draft)?)?);
+        let draft_kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
         let draft = Blueprint::read(gguf, &ModelOptions { context: Some(model.spec().context) })?;
-        let plan =
-            Plan::new(&draft, &device, &PlanWish { budget: Some(1 << 50), chunk: Some(128), threads })?;
+        let plan = Plan::new(
+            &draft,
+            &device,
+            &PlanWish { budget: Some(1 << 50), chunk: Some(128), threads, kv: draft_kv },
+        )?;
         draft_bytes = plan.weight_bytes;
         let share = plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes + plan.vector_bytes;
         budget = budget.saturating_sub(share);
     }
     let chunk = args.chunk.map(|n| n as usize);
-    let plan = Plan::new(&model, &device, &PlanWish { budget: Some(budget), chunk, threads })?;
+    let kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
+    let plan = Plan::new(&model, &device, &PlanWish { budget: Some(budget), chunk, threads, kv })?;
     let guessing = plan.speculation(&device, GUESSES_RIGHT, draft_bytes);
     let report = Report {
         fits: plan.fits,
         resident_bytes: plan.resident_bytes,
         streamed_bytes_per_token: plan.streamed_bytes_per_token,
         kv_bytes: plan.kv_bytes,
+        kv_type: plan.kv_types.to_string(),
         scratch_bytes: plan.scratch_bytes,
         other_bytes: plan.other_bytes,
         peak_bytes: plan.peak_bytes,

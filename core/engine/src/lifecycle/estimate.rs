@@ -30,6 +30,7 @@ pub fn plan_file(path: &Path, options: &LoadOptions) -> Result<Plan> {
         budget: Some(options.budget_bytes.unwrap_or(NO_BUDGET)),
         chunk: Some(options.prefill_chunk),
         threads,
+        kv: options.kv,
     };
     Plan::new(&model, &unmeasured(), &wish)
 }

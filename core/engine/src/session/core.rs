@@ -107,6 +107,13 @@ impl<F: Forward> SessionCore<F> {
     }
 }
 
+impl<F: Forward> Admission<F> {
+    /// What the session has read.
+    pub fn cache_mut(&mut self) -> &mut Option<Cache<F::Seq>> {
+        &mut self.cache
+    }
+}
+
 impl<F: Forward> Drop for Admission<F> {
     fn drop(&mut self) {
         let mut slot = self.core.slot();

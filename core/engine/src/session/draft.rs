@@ -9,6 +9,7 @@ use pannier_tokenizer::Tokenizer;
 
 use super::LoadOptions;
 use crate::Result;
+use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, Reservation};
 use crate::model::{Blueprint, ModelOptions, Runner, RunnerOptions};
 use crate::plan::{self, DEFAULT_CONTEXT, Plan, PlanWish};
@@ -63,7 +64,7 @@ pub(super) fn plan_draft(
     let context = options.context.unwrap_or(DEFAULT_CONTEXT).min(trained.max(1));
     let of = ModelOptions { context: Some(context) };
     // First without a limit: a draft model is worth its memory only if all of it is there.
-    let unlimited = PlanWish { budget: None, chunk: Some(DRAFT_CHUNK), threads };
+    let unlimited = PlanWish { budget: None, chunk: Some(DRAFT_CHUNK), threads, kv: draft_kv(options) };
     let (blueprint, plan) = plan::prepare(&gguf, &of, &unlimited)?;
     let needed = plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes + plan.vector_bytes + ROUND;
     if let Some(share) = share.filter(|&share| share < needed) {
@@ -71,6 +72,12 @@ pub(super) fn plan_draft(
     }
     let share = accountant.reserve(Category::Weights, needed)?;
     Ok(PlannedDraft { gguf, blueprint, plan, share })
+}
+
+/// The model's element types; all positions are kept, and no prefixes: the model's own tell what is shared.
+fn draft_kv(options: &LoadOptions) -> KvOptions {
+    let KvOptions { types, window_slack, .. } = options.kv;
+    KvOptions { types, window_slack, prefix_bytes: 0, ..KvOptions::default() }
 }
 
 /// Tokens that it reads at once: it reads texts once, and a pass of the model waits meanwhile.
@@ -103,7 +110,7 @@ impl PlannedDraft {
         let loaded = self.blueprint.load(self.plan.residency, &StreamOptions::default(), &own)?;
         let runner_options = RunnerOptions {
             chunk: self.plan.chunk,
-            kv: options.kv,
+            kv: draft_kv(options),
             precision: options.precision,
             kernels: options.kernels,
             ..RunnerOptions::default()

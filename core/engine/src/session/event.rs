@@ -1,5 +1,6 @@
 //! What a generation tells while it runs, and what it leaves behind.
 
+use crate::kv::KvTypes;
 use crate::memory::{MemoryPressure, ThermalLevel};
 use std::time::Duration;
 
@@ -77,6 +78,18 @@ pub enum Notice {
         /// Bytes that it took.
         bytes: u64,
     },
+    /// The policy of the KV cache has forgotten positions: the answer may be another than with all of them.
+    Evicted {
+        /// How many, in each layer.
+        gone: usize,
+        /// How many each layer still has.
+        kept: usize,
+    },
+    /// The conversation did not fit into the context: its oldest turns are not part of the prompt any more.
+    TurnsDropped {
+        /// Messages.
+        messages: usize,
+    },
     /// The device is hot, or no longer: another number of threads computes from the next token on. Only speed depends on it.
     Heat {
         /// How hot.
@@ -153,6 +166,10 @@ pub struct GenerationStats {
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were reused from the session's cache.
     pub cached_tokens: usize,
+    /// Element types of the KV cache that the answer was computed with.
+    pub kv_types: KvTypes,
+    /// Positions that the policy of the cache has forgotten meanwhile.
+    pub evicted: usize,
     /// Tokens drawn, the end-of-generation token included.
     pub generated_tokens: usize,
     /// From the call to the first token; waiting for other sessions is included.

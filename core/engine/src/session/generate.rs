@@ -20,8 +20,9 @@ use super::core::{Cache, Delivery};
 use super::decode::Decode;
 use super::{
     Completion, FinishReason, GenerationEvent, GenerationOptions, GenerationStats, Model, Notice,
-    SessionError,
+    SessionError, reuse,
 };
+use crate::kv::Evicted;
 use crate::memory::{Category, MemoryPressure, Reservation};
 use crate::model::Forward;
 use crate::speculate::{DraftModel, Ngram, Proposer, Speculation, SpeculationError, Speculator};
@@ -79,7 +80,11 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             Ok(prepared) => prepared,
             Err(error) => return Ending::Failed(error),
         };
-        let stats = GenerationStats { prompt_tokens: prompt.len(), ..GenerationStats::default() };
+        let stats = GenerationStats {
+            prompt_tokens: prompt.len(),
+            kv_types: model.info().kv_types,
+            ..GenerationStats::default()
+        };
         let mut generation = Self {
             model,
             cache,
@@ -163,47 +168,50 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         }
     }
 
+    /// How many tokens the sequence holds.
+    fn fed(&self) -> usize {
+        self.cache.as_ref().map_or(0, |c| c.tokens.len())
+    }
+
     /// Forgets what the cache has beyond the prompt's own start. Gives how many tokens need no work. At least one is always
     /// read: its logits are needed.
     fn reuse(&mut self, prompt: &[u32]) -> Result<usize> {
         let control = Arc::clone(self.control);
-        let stop = || control.reason().is_some();
-        let Some(cache) = self.cache.as_mut() else {
-            let seq = self.model.forward.with(stop, F::new_seq)??;
-            *self.cache = Some(Cache::new(seq));
-            return Ok(0);
-        };
-        let common = cache.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let keep = common.min(prompt.len().saturating_sub(1));
-        if keep == cache.tokens.len() {
-            return Ok(keep);
+        let reused = reuse::reuse(self.model, self.cache, prompt, || control.reason().is_some())?;
+        if reused.lost > 0 {
+            self.delivery.send(GenerationEvent::Notice(Notice::PrefixNotReused { tokens: reused.lost }));
         }
-        let kept =
-            self.model.forward.with(stop, |forward| match forward.truncate(&mut cache.seq, keep) {
-                Ok(()) => Ok(keep),
-                Err(Error::CannotTruncate { .. }) => forward.truncate(&mut cache.seq, 0).map(|()| 0),
-                Err(error) => Err(error),
-            })??;
-        cache.tokens.truncate(kept);
-        if kept < keep {
-            self.delivery.send(GenerationEvent::Notice(Notice::PrefixNotReused { tokens: keep - kept }));
-        }
-        Ok(kept)
+        Ok(reused.kept)
     }
 
     /// Reads the prompt; gives the first token.
     fn prefill(&mut self, tokens: &[u32]) -> Result<Option<Drawn>> {
-        let total = tokens.len();
+        let (total, before) = (tokens.len(), self.fed());
         let wanted = self.options.max_tokens != Some(0);
+        let how = self.model.prompt_steps;
         let mut done = 0;
         let mut first = None;
-        for chunk in tokens.chunks(self.model.prefill_chunk) {
+        for step in reuse::steps(how, self.model.prefill_chunk, before, before + total) {
             self.check()?;
-            first = self.pass(chunk, wanted && done + chunk.len() == total)?;
+            let chunk = tokens.get(step.start - before..step.end - before).unwrap_or_default();
             done += chunk.len();
+            first = self.pass(chunk, wanted && done == total)?;
+            // Once what it takes is there: a session that comes meanwhile need not read it too.
+            if how.border.map_or(done == total, |border| step.end.is_multiple_of(border)) {
+                self.publish();
+            }
             self.delivery.send(GenerationEvent::Prefill { done, total });
         }
         Ok(first)
+    }
+
+    /// Lets other sessions begin with what was read.
+    fn publish(&mut self) {
+        if let Some(cache) = self.cache.as_ref() {
+            // Whoever stops this generation stops this, too.
+            let stop = || self.control.reason().is_some();
+            let _ = self.model.forward.with(stop, |forward| forward.publish(&cache.seq, &cache.tokens));
+        }
     }
 
     /// One forward pass, when it is this session's turn. Draws if `sample`: from the last row, or from more behind the first token.
@@ -228,12 +236,18 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             stats: &mut self.stats.speculation,
             context: model.context,
         };
-        let (drawn, time, eased, cooled, read) = model.forward.with(
+        let (drawn, time, eased, cooled, evicted, read) = model.forward.with(
             || control.reason().is_some(),
             |forward| {
                 let (begun, before) = (clock.now(), forward.flash_bytes());
                 let eased = pressure.and_then(|level| Some((level, forward.relieve(level)?)));
                 let cooled = heat.and_then(|level| Some((level, forward.cool(level)?)));
+                let evicted = match forward.make_room(&mut decode.cache.seq, tokens.len(), pressure) {
+                    Ok(evicted) => evicted,
+                    Err(error) => {
+                        return (Err(error), clock.now().saturating_sub(begun), eased, cooled, None, None);
+                    }
+                };
                 let drawn = match tokens {
                     &[pending] if decoding && decode.speculator.is_some() => {
                         decode.guessing(forward, pending)
@@ -242,7 +256,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
                 };
                 let read =
                     forward.flash_bytes().zip(before).map(|(after, before)| after.saturating_sub(before));
-                (drawn, clock.now().saturating_sub(begun), eased, cooled, read)
+                (drawn, clock.now().saturating_sub(begun), eased, cooled, evicted, read)
             },
         )?;
         if let Some(bytes) = released {
@@ -253,6 +267,10 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         }
         if let Some((level, threads)) = cooled {
             self.delivery.send(GenerationEvent::Notice(Notice::Heat { level, threads }));
+        }
+        if let Some(Evicted { gone, kept }) = evicted {
+            self.stats.evicted += gone;
+            self.delivery.send(GenerationEvent::Notice(Notice::Evicted { gone, kept }));
         }
         self.stats.generated_tokens = self.answer.drawn;
         if decoding {

@@ -84,6 +84,7 @@ impl std::fmt::Debug for LoadOptions {
             .field("context", &self.context)
             .field("prefill_chunk", &self.prefill_chunk)
             .field("draft", &self.draft)
+            .field("kv", &self.kv)
             .finish_non_exhaustive()
     }
 }
@@ -158,7 +159,7 @@ impl Model<Runner> {
             options.draft.as_ref().map(|wish| plan_draft(wish, options, threads, &accountant)).transpose()?;
         // With a shared accountant the others' share is gone already, and so is a draft model's.
         let budget = accountant.budget().map(|_| accountant.available());
-        let wish = PlanWish { budget, chunk: None, threads };
+        let wish = PlanWish { budget, chunk: None, threads, kv: options.kv };
         let (blueprint, plan) = plan::prepare(gguf, &ModelOptions { context: options.context }, &wish)?;
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
@@ -191,9 +192,11 @@ impl Model<Runner> {
         let loaded = Arc::new(blueprint.load(plan.residency.clone(), &options.stream, &accountant)?);
         progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
         let pool: Arc<dyn Parallel + Send + Sync> = Arc::new(Pool::new(threads));
+        // With a budget, prefixes live within what the plan has promised to the KV cache.
+        let soft_limit = options.kv.soft_limit.or(accountant.budget().map(|_| plan.kv_bytes));
         let runner_options = RunnerOptions {
             chunk,
-            kv: options.kv,
+            kv: KvOptions { soft_limit, ..options.kv },
             precision: options.precision,
             kernels: options.kernels,
             observer: None,
@@ -210,6 +213,8 @@ impl Model<Runner> {
             file_bytes: gguf.file_bytes(),
             threads: runner.threads(),
             isa: format!("{:?}", runner.kernels().isa()),
+            kv_types: options.kv.types,
+            kv_policy: options.kv.policy,
             notes,
             load_time: options.clock.now().saturating_sub(begun),
         };

@@ -19,7 +19,9 @@ mod generate;
 mod load;
 mod model;
 mod options;
+mod overflow;
 mod raw;
+mod reuse;
 mod spawn;
 mod stop;
 mod text;
@@ -35,6 +37,7 @@ pub use event::{Completion, FinishReason, GenerationEvent, GenerationStats, Noti
 pub use load::{LoadOptions, LoadProgress, LoadStage};
 pub use model::{Model, ModelInfo, ModelParts};
 pub use options::{GenerationOptions, Prompt};
+pub use overflow::Overflow;
 pub use pannier_tokenizer::{ChatMessage, LocalTime, Role};
 pub use raw::Session;
 pub use spawn::GenerationHandle;

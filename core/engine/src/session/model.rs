@@ -8,11 +8,12 @@ use pannier_tokenizer::{ChatTemplate, EncodeOptions, TemplateError, Tokenizer, T
 use super::core::SessionCore;
 use super::turnstile::Turnstile;
 use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError};
+use crate::kv::{KvPolicy, KvTypes};
 use crate::memory::{
     Accountant, MemoryPressure, MemoryProbe, MemoryReading, PressureMonitor, PressureOptions, Reservation,
     SystemMemory, ThermalLevel, ThermalMonitor,
 };
-use crate::model::{Forward, Runner};
+use crate::model::{Forward, PromptSteps, Runner};
 use crate::speculate::{Draft, Governor};
 use crate::{Error, Result};
 
@@ -57,6 +58,10 @@ pub struct ModelInfo {
     pub threads: usize,
     /// Which kernels run: the name of an instruction set.
     pub isa: String,
+    /// Element types of the KV cache: other types than halves change answers a little.
+    pub kv_types: KvTypes,
+    /// What the KV cache may forget.
+    pub kv_policy: KvPolicy,
     /// What was wrong in the file and how it was mended.
     pub notes: Vec<String>,
     /// How long loading took.
@@ -96,6 +101,7 @@ pub struct Model<F: Forward = Runner> {
     pub(super) vocab: usize,
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
+    pub(super) prompt_steps: PromptSteps,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) memory: Arc<dyn MemoryProbe>,
     pub(super) accountant: Accountant,
@@ -113,6 +119,7 @@ impl<F: Forward> Model<F> {
         Arc::new(Self {
             vocab: parts.forward.vocab(),
             context: parts.forward.context(),
+            prompt_steps: parts.forward.prompt_steps(),
             forward: Turnstile::new(parts.forward),
             draft: parts.draft.map(Arc::new),
             governor: Mutex::default(),
