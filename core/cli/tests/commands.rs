@@ -28,6 +28,9 @@ const STATS: &[&str] = &[
     "acceptance_rate",
     "tokens_per_pass",
     "flash_bytes_per_token",
+    "kv_type",
+    "kv_policy",
+    "evicted",
 ];
 
 /// A model of this size says nonsense to many questions; to this one it does not.
@@ -279,7 +282,8 @@ fn bench_has_all_figures() {
             "threads",
             "isa",
             "tokens_per_pass",
-            "acceptance_rate"
+            "acceptance_rate",
+            "kv_type"
         ]
     );
     assert_eq!(r["tokens_per_pass"], serde_json::Value::Null);
