@@ -192,8 +192,8 @@ mod tests {
     #[test]
     fn a_text_without_repetitions_is_declined() {
         let text: Vec<u32> = (0..90).collect();
-        assert_eq!(guess(&mut Ngram::default(), &text, 8), []);
-        assert_eq!(guess(&mut Ngram::default(), &[7], 8), []);
+        assert!(guess(&mut Ngram::default(), &text, 8).is_empty());
+        assert!(guess(&mut Ngram::default(), &[7], 8).is_empty());
         // A repetition goes on in its own guess.
         assert_eq!(guess(&mut Ngram::default(), &[1, 2, 1, 2], 5), [1, 2, 1, 2, 1]);
     }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::oracle::{self, Query};
 use super::*;
+use crate::Kernels;
 use crate::parallel::{Parallel, Serial};
 
 /// Some threads that claim tasks, as the engine's pool does.
