@@ -1,6 +1,6 @@
 // swift-tools-version: 6.0
 // One package for apps on Apple's systems and for tests on Linux. They differ in where the engine comes from: an XCFramework there,
-// the library that cargo has built here. Sources/PannierBindings and Sources/PannierFFI are generated first, see README.md.
+// the library that cargo has built here. `cargo xtask bindgen` writes Sources/PannierBindings and Sources/PannierFFI first.
 import PackageDescription
 
 // On Linux, PANNIER_XCFRAMEWORK=1 shows the package as Apple users see it: `swift package describe` checks that.

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pannier::lifecycle::{self, HostOptions, ModelHost, Pressure};
+use pannier::lifecycle::{self, HostOptions, ModelHost};
+use pannier::memory::MemoryPressure;
 use pannier::session::LoadOptions;
 
 use crate::border::on_thread;
@@ -27,10 +28,32 @@ pub struct EngineConfig {
 /// How much the system wants memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
 pub enum PressureLevel {
+    /// Not at all.
+    Normal,
     /// It gets tight.
     Moderate,
     /// The app is about to be killed.
     Critical,
+}
+
+impl From<PressureLevel> for MemoryPressure {
+    fn from(level: PressureLevel) -> Self {
+        match level {
+            PressureLevel::Normal => Self::Normal,
+            PressureLevel::Moderate => Self::Moderate,
+            PressureLevel::Critical => Self::Critical,
+        }
+    }
+}
+
+impl From<MemoryPressure> for PressureLevel {
+    fn from(level: MemoryPressure) -> Self {
+        match level {
+            MemoryPressure::Normal => Self::Normal,
+            MemoryPressure::Moderate => Self::Moderate,
+            MemoryPressure::Critical => Self::Critical,
+        }
+    }
 }
 
 /// Memory, as the budget and as the system see it, in bytes.
@@ -112,10 +135,7 @@ impl Engine {
 
     /// Gives memory back to the system. Running generations go on.
     pub fn on_pressure(&self, level: PressureLevel) {
-        self.inner.on_pressure(match level {
-            PressureLevel::Moderate => Pressure::Moderate,
-            PressureLevel::Critical => Pressure::Critical,
-        });
+        self.inner.on_pressure(level.into());
     }
 
     /// For the way to the background: writes checkpoints, then unloads models until at most `keep_bytes` are used.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pannier::sampling::{SamplerOptions, TokenInfo};
 use pannier::session::{self, Completion, GenerationOptions, GenerationStats, Notice};
 
-use crate::{CancelHandle, PannierError};
+use crate::{CancelHandle, PannierError, PressureLevel};
 
 /// How an answer is to be generated. What is absent is the engine's default.
 #[derive(Debug, Clone, Default, uniffi::Record)]
@@ -212,6 +212,13 @@ pub enum GenerationNotice {
         /// Tokens that are read again.
         tokens: u64,
     },
+    /// Memory is scarce, or no longer: the cache of weights changes its size before the next token. Only speed depends on it.
+    MemoryPressure {
+        /// How scarce.
+        level: PressureLevel,
+        /// The size that the cache will have.
+        cache_bytes: u64,
+    },
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     IncompleteCharacter,
     /// Something that this version has no word for.
@@ -222,6 +229,9 @@ impl From<Notice> for GenerationNotice {
     fn from(notice: Notice) -> Self {
         match notice {
             Notice::PrefixNotReused { tokens } => Self::PrefixNotReused { tokens: tokens as u64 },
+            Notice::MemoryPressure { level, cache_bytes } => {
+                Self::MemoryPressure { level: level.into(), cache_bytes }
+            }
             Notice::IncompleteCharacter => Self::IncompleteCharacter,
             _ => Self::Other,
         }

@@ -1,5 +1,5 @@
 // swift-tools-version: 6.0
-// The Swift library in a terminal, on Linux. ios/README.md says what has to be generated first.
+// The Swift library in a terminal, on Linux: `cargo xtask test --swift` builds and runs it.
 import PackageDescription
 
 let package = Package(

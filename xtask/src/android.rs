@@ -14,11 +14,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::arm64::Cross;
 use crate::sh::{root, run, target_dir};
-use crate::{Result, bindgen};
+use crate::{Result, bindgen, models};
 
 mod apk;
-mod archive;
+pub mod archive;
 
 /// The budget of the stripped library, per ABI.
 const MAX_LIBRARY_BYTES: u64 = 6 << 20;
@@ -125,6 +126,7 @@ pub fn copy(from: &Path, to: &Path) -> Result {
 
 /// Builds, strips and checks the library for each ABI.
 fn libraries() -> Result {
+    Cross::ensure()?;
     let tool = root().join("xtask/cross/build-android");
     for (abi, arch) in ABIS {
         let folder = out().join("lib").join(abi);
@@ -153,11 +155,59 @@ fn maven(folder: &str) -> Command {
     command
 }
 
-/// The JVM jar, with the library of this machine inside, after its tests.
-fn jvm(names: &Names) -> Result {
+/// Runs the tests of the Kotlin library and of the Android sample's logic on the JVM; makes the jar.
+pub fn test_jvm(full: bool) -> Result {
     let library = bindgen::build_library()?;
     bindgen::kotlin(&library)?;
-    run("testing the Kotlin library on the JVM", maven("android").arg("package"))?;
+    let folder = library.parent().unwrap_or(root());
+    let mut command = maven("android");
+    command.arg("package").arg(format!("-Dpannier.native={}", folder.display()));
+    command.env("PANNIER_MODELS", models::dir()?);
+    if full {
+        command.arg("-Dpannier.skip=none");
+    }
+    let reports = root().join("android/target/surefire-reports");
+    if reports.exists() {
+        std::fs::remove_dir_all(&reports).map_err(|e| e.to_string())?;
+    }
+    run("testing the Kotlin library on the JVM", &mut command)?;
+    let counts = Surefire::below(&reports)?;
+    eprintln!("== Kotlin: {} passed, {} skipped", counts.run - counts.skipped, counts.skipped);
+    if counts.run == 0 { Err("no Kotlin test was run".into()) } else { Ok(()) }
+}
+
+/// What Maven's test reports say; it is silent itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Surefire {
+    run: u64,
+    skipped: u64,
+}
+
+impl Surefire {
+    fn below(folder: &Path) -> Result<Self> {
+        let mut counts = Self::default();
+        for (name, file) in archive::files_below(folder)? {
+            if name.ends_with(".txt") {
+                read(&file)?.lines().for_each(|line| counts.add(line));
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Adds `Tests run: 7, Failures: 0, Errors: 0, Skipped: 1, …`.
+    fn add(&mut self, line: &str) {
+        let number = |what: &str| {
+            line.split(", ").find_map(|part| part.trim().strip_prefix(what)?.trim().parse::<u64>().ok())
+        };
+        self.run += number("Tests run:").unwrap_or(0);
+        self.skipped += number("Skipped:").unwrap_or(0);
+    }
+}
+
+/// The JVM jar, with the library of this machine inside, after its tests.
+fn jvm(names: &Names) -> Result {
+    test_jvm(false)?;
+    let library = bindgen::library_path();
     let artifact = names.get("jvm.artifact");
     let folder = names.folder(artifact);
     let jar = format!("{artifact}-{}.jar", names.version);
@@ -463,4 +513,18 @@ fn proguard(names: &Names) -> Result {
             .arg(models)
             .stdin(input),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_added_up() {
+        let mut counts = Surefire::default();
+        counts.add("Tests run: 7, Failures: 0, Errors: 0, Skipped: 2, Time elapsed: 3.1 s - in dev.pannier.CancelTest");
+        counts.add("Tests run: 5, Failures: 0, Errors: 0, Skipped: 0, Time elapsed: 1 s");
+        counts.add("-----");
+        assert_eq!(counts, Surefire { run: 12, skipped: 2 });
+    }
 }

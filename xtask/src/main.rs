@@ -11,8 +11,10 @@ mod catalogue;
 mod ci;
 mod demo;
 mod fuzz;
+mod ios;
 mod models;
 mod sh;
+mod swift;
 mod synth;
 mod test;
 mod tidy;
@@ -29,6 +31,7 @@ cargo xtask COMMAND
   test [--full] [-- ARGS]  fetch the test models, run the tests; --full adds the long ones
   test --arm64 [--full]  kernels and engine on three levels of Arm processors, under qemu; --instructions counts them per token
   cross                  the cross toolchain that this and the mobile packages need, into the user's cache
+  test --kotlin|--swift|--swift-tsan [--full]   the tests of the Kotlin or Swift library and of the samples
   ci                     formatting, lints, tidy, tests: what must pass before a commit
   tidy                   the repository's own rules: layering, unsafe, paths, file lengths
   fuzz [--seconds N]     every fuzz target for a minute, or N seconds (needs nightly)
@@ -37,7 +40,8 @@ cargo xtask COMMAND
   cage --mem SIZE [--read-bps SIZE] -- COMMAND   run in a memory cgroup, report memory, faults and bytes read
   synth --shape 1.1b|7b|moe-2g|moe-128x8 [--type Q4_K_M] OUT   a random model of a real shape
   android [lib|jvm|aar|check|apk]…  the packages for Android and the JVM, tested and checked
-  bindgen                the Kotlin side of the bindings, from the library
+  ios [lib|package|check]…  the XCFramework and the Swift package
+  bindgen                the Kotlin and Swift sides of the bindings, from the library
   models [--all] [NAME…] fetch models into the cache; without names, those that the fast tests need
 ";
 
@@ -63,6 +67,7 @@ fn dispatch() -> Result {
         "android" => android::run_command(args),
         "bindgen" => bindgen::run_command(args),
         "cross" => arm64::setup(args),
+        "ios" => ios::run_command(args),
         "demo" => demo::run(args),
         "bench" => bench::run(args),
         "quantizer" => bench::quantizer::run(args),

@@ -214,6 +214,11 @@ fn sha256(path: &Path) -> Result<String> {
     }
 }
 
+/// The SHA-256 of these bytes, in hexadecimal digits.
+pub fn hex_digest(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

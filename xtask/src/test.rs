@@ -5,19 +5,23 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::catalogue::CATALOGUE;
-use crate::{Result, arm64, models, sh};
+use crate::{Result, android, arm64, models, sh, swift};
 
 /// Tests that take long look for this variable with the value `full`.
 const VARIABLE: &str = "PANNIER_TEST";
 
 pub fn run(mut args: lexopt::Parser) -> Result {
     let (mut full, mut arm64, mut instructions) = (false, false, false);
+    let mut other = None;
     let mut rest = Vec::new();
     while let Some(arg) = args.next().map_err(|e| e.to_string())? {
         match arg {
             lexopt::Arg::Long("full") => full = true,
             lexopt::Arg::Long("arm64") => arm64 = true,
             lexopt::Arg::Long("instructions") => instructions = true,
+            lexopt::Arg::Long(language @ ("kotlin" | "swift" | "swift-tsan")) => {
+                other = Some(language.to_owned());
+            }
             // What follows `--`, for cargo test.
             lexopt::Arg::Value(value) => rest.push(value),
             other => return Err(other.unexpected().to_string()),
@@ -35,11 +39,17 @@ pub fn run(mut args: lexopt::Parser) -> Result {
         models::fetch_all(models::FAST.iter().copied())?;
     }
 
-    let mut command = sh::cargo(["test", "--workspace"]);
-    command.args(rest).env("PANNIER_MODELS", models::dir()?);
-    if full {
-        command.env(VARIABLE, "full");
+    match other.as_deref() {
+        Some("kotlin") => return android::test_jvm(full),
+        Some(language) => return swift::test(full, language == "swift-tsan"),
+        None => {}
     }
+
+    let mut command = sh::cargo(["test", "--workspace"]);
+    if full {
+        command.env(VARIABLE, "full").args(["--features", "pannier/long-tests"]);
+    }
+    command.args(rest).env("PANNIER_MODELS", models::dir()?);
     let counts = run_counted(&mut command)?;
     // Cargo prints one summary per binary, and the last one is often that of an empty set of examples.
     println!("\n{} passed, {} failed", counts.passed, counts.failed);

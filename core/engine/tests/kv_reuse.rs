@@ -204,7 +204,7 @@ fn a_35b_model_stays_below_2_gb_at_16k_tokens() {
             .into_iter()
             .map(|(cols, role)| pannier::model::Product { role, cols, quantised: true })
             .collect();
-    let precision = PrecisionTable::for_weights(20 << 30);
+    let precision = PrecisionTable::DEFAULT;
     let plan =
         ScratchPlan { spec: &spec, products: &products, precision: &precision, chunk: CHUNK, threads: 4 };
     let accountant = Accountant::new(Some(2_000_000_000));

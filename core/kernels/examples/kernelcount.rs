@@ -20,7 +20,8 @@ fn main() {
     let f = formats().iter().find(|f| f.name == args[2]).unwrap();
     let mut rng = Rng(1);
     let bytes = random_bytes(f, rows, cols, Scales::Usual, &mut rng);
-    let x = random_activations(width * cols, &mut rng);
+    // One row, repeated: making numbers must not take longer than multiplying them.
+    let x: Vec<f32> = random_activations(cols, &mut rng).into_iter().cycle().take(width * cols).collect();
     let w = matrix(f, rows, cols, &bytes);
     let mut a = Activations::default();
     a.set(k, &Serial, &x, width, cols, Need::of(&[(&w, Precision::Q8)]));

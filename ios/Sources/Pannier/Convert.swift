@@ -65,8 +65,17 @@ extension MemoryUse {
 }
 
 extension MemoryPressure {
+    init(_ level: PressureLevel) {
+        switch level {
+        case .normal: self = .normal
+        case .moderate: self = .moderate
+        case .critical: self = .critical
+        }
+    }
+
     var toFFI: PressureLevel {
         switch self {
+        case .normal: .normal
         case .moderate: .moderate
         case .critical: .critical
         }
@@ -162,6 +171,8 @@ extension Notice {
     init(_ notice: GenerationNotice) {
         switch notice {
         case .prefixNotReused(let tokens): self = .prefixNotReused(tokens: Int(tokens))
+        case .memoryPressure(let level, let cacheBytes):
+            self = .pressureChanged(MemoryPressure(level), cacheBytes: Int64(clamping: cacheBytes))
         case .incompleteCharacter: self = .incompleteCharacter
         case .other: self = .other
         }

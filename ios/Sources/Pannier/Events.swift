@@ -30,6 +30,8 @@ public enum GenerationEvent: Sendable {
 public enum Notice: Sendable, Hashable {
     /// The start of the prompt had been read before, but so many tokens of it are read again.
     case prefixNotReused(tokens: Int)
+    /// Memory is scarce, or no longer: the cache of weights will have this size. Only speed depends on it.
+    case pressureChanged(MemoryPressure, cacheBytes: Int64)
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     case incompleteCharacter
     /// Something that this version has no word for.

@@ -50,6 +50,8 @@ public struct MemoryUse: Sendable, Hashable {
 
 /// How much the system wants memory back.
 public enum MemoryPressure: Sendable, Hashable {
+    /// Not at all.
+    case normal
     /// It gets tight.
     case moderate
     /// The app is about to be killed.

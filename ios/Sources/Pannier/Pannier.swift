@@ -92,7 +92,7 @@ public final class Pannier: Sendable {
     /// Memory now.
     public func memory() -> MemoryUse { MemoryUse(engine.memory()) }
 
-    /// Gives memory back to the system. Running generations go on. On iOS, `PannierDevice` calls this.
+    /// Gives memory back to the system. Running generations go on, with smaller caches. On iOS, `PannierDevice` calls this.
     public func onMemoryPressure(_ pressure: MemoryPressure) {
         engine.onPressure(level: pressure.toFFI)
     }

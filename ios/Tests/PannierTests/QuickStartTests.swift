@@ -2,7 +2,7 @@ import Foundation
 import Pannier
 import XCTest
 
-// README.md shows what is between the two marks.
+// The READMEs show what is between the two marks.
 // quick start
 func quickStart(in folder: URL, show: (String) -> Void) async throws {
     let store = ModelStore(folder: folder)
@@ -18,7 +18,7 @@ func quickStart(in folder: URL, show: (String) -> Void) async throws {
 }
 // end
 
-/// The README's example is this file's, and it works.
+/// The READMEs' example is this file's, and it works. That they show it is checked by `cargo xtask tidy`.
 final class QuickStartTests: XCTestCase {
     func testTheQuickStartAnswers() async throws {
         let said = Box("")

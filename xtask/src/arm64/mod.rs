@@ -18,9 +18,8 @@ use std::process::Command;
 
 use crate::test::{Counts, run_counted};
 use crate::{Result, models, sh};
-use cross::Cross;
 
-pub use cross::setup;
+pub use cross::{Cross, setup};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 

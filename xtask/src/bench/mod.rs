@@ -13,7 +13,6 @@
 
 mod engines;
 pub mod machine;
-mod machine;
 mod plan;
 pub mod quantizer;
 mod record;

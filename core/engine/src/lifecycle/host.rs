@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::guard::CrashGuard;
 use super::model::{ManagedModel, ModelInner, ModelSource};
 use super::state::ModelState;
-use crate::memory::{Accountant, MemoryProbe, MemoryReading, SystemMemory};
+use crate::memory::{Accountant, MemoryPressure, MemoryProbe, MemoryReading, SystemMemory};
 use crate::model::{Forward, Runner};
 use crate::session::{Clock, LoadOptions, LoadProgress, Model, MonotonicClock};
 use crate::{Error, Result};
@@ -49,15 +49,6 @@ impl std::fmt::Debug for HostOptions {
             .field("guarded", &self.guard_dir.is_some())
             .finish_non_exhaustive()
     }
-}
-
-/// How much the system wants memory back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pressure {
-    /// It gets tight: what is only kept for speed goes, and all idle models but the one used last.
-    Moderate,
-    /// The app is about to be killed: every idle model goes.
-    Critical,
 }
 
 /// Memory, as the budget and as the system see it, in bytes.
@@ -168,10 +159,19 @@ impl<F: Forward + 'static> ModelHost<F> {
         self.inner.unload_idle()
     }
 
-    /// Gives memory back to the system. Running generations go on.
-    pub fn on_pressure(&self, pressure: Pressure) {
-        let mut idle = self.inner.idle_models();
-        if pressure == Pressure::Moderate {
+    /// Gives memory back to the system. Running generations go on, with smaller caches.
+    ///
+    /// * Moderate: what is only kept for speed goes, and all idle models but the one used last.
+    /// * Critical: every idle model goes.
+    pub fn on_pressure(&self, level: MemoryPressure) {
+        for model in self.inner.models() {
+            model.tell_pressure(level);
+        }
+        let mut idle = match level {
+            MemoryPressure::Normal => return,
+            MemoryPressure::Moderate | MemoryPressure::Critical => self.inner.idle_models(),
+        };
+        if level == MemoryPressure::Moderate {
             // The last one used is most likely the next one used.
             if let Some((_, last)) = idle.pop() {
                 last.forget();

@@ -23,7 +23,7 @@ mod state;
 pub use chat::{ChatRun, ManagedChat};
 pub use error::LifecycleError;
 pub use estimate::plan_file;
-pub use host::{HostOptions, Loader, MemoryUse, ModelHost, Pressure};
+pub use host::{HostOptions, Loader, MemoryUse, ModelHost};
 pub use kind::ErrorKind;
 pub use message::{public_message, public_store_message};
 pub use model::{ManagedModel, ModelSource};

@@ -10,6 +10,7 @@ use super::host::HostInner;
 use super::message::public_message;
 use super::state::{ModelState, StateCell, Watch};
 use super::{LifecycleError, plan_file};
+use crate::memory::MemoryPressure;
 use crate::model::{Forward, Runner};
 use crate::plan::Plan;
 use crate::session::{ChatOptions, LoadOptions, LoadProgress, Model, ModelInfo, SessionError};
@@ -285,6 +286,16 @@ impl<F: Forward> ModelInner<F> {
             chat.cancel();
         }
         self.take_out(&ModelState::Unloaded, false);
+    }
+
+    /// What generates now makes its caches smaller before the next token. An idle model is not told: it would act on old news.
+    pub fn tell_pressure(&self, level: MemoryPressure) {
+        let slot = self.slot();
+        if let Phase::In { model, .. } = &slot.phase
+            && slot.generating > 0
+        {
+            model.on_memory_pressure(level);
+        }
     }
 
     /// Gives back what chats keep for their next turn.

@@ -61,7 +61,7 @@ impl Default for PressureOptions {
 #[derive(Debug, Default)]
 pub struct PressureMonitor {
     options: PressureOptions,
-    /// What the system said last.
+    /// What the system said since the last check.
     told: AtomicU8,
     state: Mutex<State>,
 }
@@ -83,6 +83,9 @@ impl PressureMonitor {
     }
 
     /// The system says how scarce memory is: `onTrimMemory`, `didReceiveMemoryWarning`. Any thread, any time; never blocks.
+    ///
+    /// Systems say when memory gets scarce, but not when it is plentiful again, so this counts for the calm while after the next check
+    /// and then the readings decide alone.
     pub fn tell(&self, level: MemoryPressure) {
         self.told.store(level as u8, Ordering::Relaxed);
     }
@@ -109,7 +112,7 @@ impl PressureMonitor {
                 };
             }
         }
-        let told = MemoryPressure::of(self.told.load(Ordering::Relaxed));
+        let told = MemoryPressure::of(self.told.swap(MemoryPressure::Normal as u8, Ordering::Relaxed));
         let wanted = told.max(state.seen);
         if wanted > state.level {
             (state.level, state.better_since) = (wanted, None);
@@ -172,8 +175,10 @@ mod tests {
         assert_eq!(monitor.check(Duration::ZERO, &probe), None);
         monitor.tell(MemoryPressure::Critical);
         assert_eq!(monitor.check(Duration::ZERO, &probe), Some(MemoryPressure::Critical));
-        monitor.tell(MemoryPressure::Normal);
+        // Nobody says that it is over.
         assert_eq!(monitor.check(Duration::from_secs(1), &probe), None);
+        monitor.tell(MemoryPressure::Moderate);
+        assert_eq!(monitor.check(Duration::from_secs(20), &probe), None);
         assert_eq!(monitor.check(Duration::from_secs(31), &probe), Some(MemoryPressure::Normal));
         assert_eq!(
             [MemoryPressure::Normal, MemoryPressure::Moderate, MemoryPressure::Critical].map(|l| l.share(8)),

@@ -268,25 +268,37 @@ impl Plan {
 /// # Errors
 /// Those of [`Blueprint::read`]; [`Error::DoesNotFit`].
 pub fn prepare(gguf: &Arc<Gguf>, options: &ModelOptions, wish: &PlanWish) -> Result<(Blueprint, Plan)> {
-    let device = DeviceProfile::unknown();
+    prepare_on(gguf, &DeviceProfile::unknown(), options, wish)
+}
+
+/// [`prepare`] with the speeds of a device.
+///
+/// # Errors
+/// As there.
+pub fn prepare_on(
+    gguf: &Arc<Gguf>,
+    device: &DeviceProfile,
+    options: &ModelOptions,
+    wish: &PlanWish,
+) -> Result<(Blueprint, Plan)> {
     let blueprint = Blueprint::read(Arc::clone(gguf), options)?;
     if wish.budget.is_none() {
         let wish = PlanWish { budget: Some(u64::MAX / 2), ..*wish };
-        let plan = Plan::new(&blueprint, &device, &wish)?;
+        let plan = Plan::new(&blueprint, device, &wish)?;
         return Ok((blueprint, plan));
     }
     if options.context.is_some() || blueprint.spec().context <= DEFAULT_CONTEXT {
-        let plan = Plan::new(&blueprint, &device, wish)?;
+        let plan = Plan::new(&blueprint, device, wish)?;
         if plan.fits || options.context.is_some() || plan.max_context < LEAST_CONTEXT {
             return Ok((blueprint, plan.check()?));
         }
-        return with_context(gguf, plan.max_context, &device, wish);
+        return with_context(gguf, plan.max_context, device, wish);
     }
-    let (blueprint, plan) = planned(gguf, DEFAULT_CONTEXT, &device, wish)?;
+    let (blueprint, plan) = planned(gguf, DEFAULT_CONTEXT, device, wish)?;
     if plan.fits || plan.max_context < LEAST_CONTEXT {
         return Ok((blueprint, plan.check()?));
     }
-    with_context(gguf, plan.max_context, &device, wish)
+    with_context(gguf, plan.max_context, device, wish)
 }
 
 /// Below this a chat is no chat: refusing is kinder.

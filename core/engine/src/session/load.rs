@@ -12,8 +12,8 @@ use super::draft::plan_draft;
 use super::{Clock, DraftOptions, Model, ModelInfo, ModelParts, MonotonicClock};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
-use crate::model::{ExpertShortcuts, ModelOptions, PrecisionTable, Runner, RunnerOptions};
-use crate::plan::{self, PlanWish};
+use crate::model::{Blueprint, ExpertShortcuts, ModelOptions, PrecisionTable, Runner, RunnerOptions};
+use crate::plan::{self, DeviceProfile, Plan, PlanWish};
 use crate::pool::{Pool, SystemCpus, default_threads};
 use crate::residency::StreamOptions;
 use crate::{Error, Result};
@@ -89,6 +89,27 @@ impl std::fmt::Debug for LoadOptions {
     }
 }
 
+impl LoadOptions {
+    fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1)
+    }
+
+    /// Reads the directory of a file and plans for these options: the one way to do it, so that what is told before loading is what loading
+    /// does.
+    pub(crate) fn prepare(
+        &self,
+        gguf: &Arc<Gguf>,
+        budget: Option<u64>,
+        device: &DeviceProfile,
+    ) -> Result<(Blueprint, Plan)> {
+        // Fewer tokens per pass than usual are a wish; more are a permission.
+        let usual = RunnerOptions::default().chunk;
+        let chunk = (self.prefill_chunk < usual).then_some(self.prefill_chunk);
+        let wish = PlanWish { budget, chunk, threads: self.threads(), kv: self.kv };
+        plan::prepare_on(gguf, device, &ModelOptions { context: self.context }, &wish)
+    }
+}
+
 /// What a load is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -154,13 +175,12 @@ impl Model<Runner> {
         begun: Duration,
     ) -> Result<Arc<Self>> {
         let accountant = options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
-        let threads = options.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1);
+        let threads = options.threads();
         let draft =
             options.draft.as_ref().map(|wish| plan_draft(wish, options, threads, &accountant)).transpose()?;
         // With a shared accountant the others' share is gone already, and so is a draft model's.
         let budget = accountant.budget().map(|_| accountant.available());
-        let wish = PlanWish { budget, chunk: None, threads, kv: options.kv };
-        let (blueprint, plan) = plan::prepare(gguf, &ModelOptions { context: options.context }, &wish)?;
+        let (blueprint, plan) = options.prepare(gguf, budget, &DeviceProfile::unknown())?;
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
             Ok(tokenizer) => Ok(Arc::new(tokenizer)),

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use fake::{End, Fake, Told, listen};
 use pannier::lifecycle::{
-    ErrorKind, HostOptions, LifecycleError, ManagedModel, ModelHost, ModelSource, ModelState, Pressure,
+    ErrorKind, HostOptions, LifecycleError, ManagedModel, ModelHost, ModelSource, ModelState,
 };
-use pannier::memory::Category;
+use pannier::memory::{Category, MemoryPressure};
 use pannier::model::Forward;
 use pannier::session::{
     ChatMessage, ChatOptions, Clock, GenerationEvent, GenerationOptions, LoadOptions, Model, ModelParts,
-    Role, SessionError,
+    Notice, Role, SessionError,
 };
 use pannier::{Error, Result};
 
@@ -202,10 +202,39 @@ fn pressure_spares_the_last_model_first_and_nothing_idle_in_the_end() {
     let (a, b) = (world.model("a.gguf"), world.model("b.gguf"));
     a.load(false, &mut |_| {}).unwrap();
     b.load(false, &mut |_| {}).unwrap();
-    world.host.on_pressure(Pressure::Moderate);
+    world.host.on_pressure(MemoryPressure::Moderate);
     assert_eq!((a.state(), b.state()), (ModelState::Unloaded, ModelState::Ready));
-    world.host.on_pressure(Pressure::Critical);
+    world.host.on_pressure(MemoryPressure::Critical);
     assert_eq!(b.state(), ModelState::Unloaded);
+}
+
+#[test]
+fn pressure_reaches_a_running_answer_and_lets_it_finish() {
+    let script = || Fake { cache: Some(1000), ..Fake::new(|_| u32::from(b'a')) };
+    let world = world(HostOptions::default(), script);
+    let model = world.model("a.gguf");
+    let (mut said, mut notices) = (0, Vec::new());
+    let result = model.chat(ChatOptions::default()).send(
+        &[ChatMessage::new(Role::User, "go")],
+        GenerationOptions::greedy(10),
+        &mut |event| {
+            match event {
+                GenerationEvent::Text { .. } => {
+                    said += 1;
+                    if said == 3 {
+                        world.host.on_pressure(MemoryPressure::Critical);
+                    }
+                }
+                GenerationEvent::Notice(notice) => notices.push((said, notice)),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        },
+    );
+    assert_eq!(result.unwrap().tokens.len(), 10);
+    let notice = Notice::MemoryPressure { level: MemoryPressure::Critical, cache_bytes: 0 };
+    assert_eq!(notices, [(3, notice)]);
+    assert_eq!(model.state(), ModelState::Ready);
 }
 
 #[test]

@@ -12,6 +12,7 @@ import dev.pannier.ffi.ModelDetails
 import dev.pannier.ffi.ModelFile
 import dev.pannier.ffi.ModelLifeState
 import dev.pannier.ffi.PlanReport
+import dev.pannier.ffi.PressureLevel
 import dev.pannier.ffi.Stats
 import dev.pannier.ffi.TokenReport
 import java.io.File
@@ -75,6 +76,18 @@ internal fun MemoryReport.toPublic(): MemoryUse = MemoryUse(
     systemAvailable = systemAvailable?.toLong(),
     systemTotal = systemTotal?.toLong(),
 )
+
+internal fun MemoryPressure.toFfi(): PressureLevel = when (this) {
+    MemoryPressure.Normal -> PressureLevel.NORMAL
+    MemoryPressure.Moderate -> PressureLevel.MODERATE
+    MemoryPressure.Critical -> PressureLevel.CRITICAL
+}
+
+internal fun PressureLevel.toPublic(): MemoryPressure = when (this) {
+    PressureLevel.NORMAL -> MemoryPressure.Normal
+    PressureLevel.MODERATE -> MemoryPressure.Moderate
+    PressureLevel.CRITICAL -> MemoryPressure.Critical
+}
 
 internal fun ModelOptions.toFfi(file: File): ModelConfig = ModelConfig(
     path = file.path,
@@ -167,6 +180,8 @@ internal fun dev.pannier.ffi.GenerationEvent.toPublic(): GenerationEvent = when 
     is dev.pannier.ffi.GenerationEvent.Notice -> GenerationEvent.Notice(
         when (val notice = notice) {
             is GenerationNotice.PrefixNotReused -> NoticeKind.PrefixNotReused(notice.tokens.toLong())
+            is GenerationNotice.MemoryPressure ->
+                NoticeKind.PressureChanged(notice.level.toPublic(), notice.cacheBytes.toLong())
             is GenerationNotice.IncompleteCharacter -> NoticeKind.IncompleteCharacter
             is GenerationNotice.Other -> NoticeKind.Other
         },

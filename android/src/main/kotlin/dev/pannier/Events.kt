@@ -44,6 +44,14 @@ public sealed interface NoticeKind {
     /** The start of the prompt had been read before, but [tokens] tokens of it are read again. */
     public data class PrefixNotReused(public val tokens: Long) : NoticeKind
 
+    /**
+     * Memory is scarce, or no longer: the cache of weights changes its size before the next token. Only speed depends on it.
+     *
+     * @property level how scarce.
+     * @property cacheBytes the size that the cache will have.
+     */
+    public data class PressureChanged(public val level: MemoryPressure, public val cacheBytes: Long) : NoticeKind
+
     /** The answer was cut inside of a character; its first bytes are not part of the text. */
     public data object IncompleteCharacter : NoticeKind
 

@@ -58,6 +58,9 @@ public data class MemoryUse(
 
 /** How much the system wants memory back. */
 public enum class MemoryPressure {
+    /** Not at all. */
+    Normal,
+
     /** It gets tight. */
     Moderate,
 

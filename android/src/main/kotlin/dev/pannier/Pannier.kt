@@ -2,7 +2,6 @@ package dev.pannier
 
 import dev.pannier.ffi.Engine
 import dev.pannier.ffi.EngineConfig
-import dev.pannier.ffi.PressureLevel
 import java.io.File
 import kotlin.time.Duration
 
@@ -62,14 +61,9 @@ public class Pannier @JvmOverloads constructor(
     /** Memory now. */
     public fun memory(): MemoryUse = engine.memory().toPublic()
 
-    /** Gives memory back to the system. Running generations go on. On Android, `PannierAndroid` calls this. */
+    /** Gives memory back to the system. Running generations go on, with smaller caches. On Android, `PannierAndroid` calls this. */
     public fun onMemoryPressure(pressure: MemoryPressure) {
-        engine.onPressure(
-            when (pressure) {
-                MemoryPressure.Moderate -> PressureLevel.MODERATE
-                MemoryPressure.Critical -> PressureLevel.CRITICAL
-            },
-        )
+        engine.onPressure(pressure.toFfi())
     }
 
     /**

@@ -2,11 +2,10 @@ package dev.pannier
 
 import java.io.File
 import kotlinx.coroutines.flow.collect
-import org.junit.jupiter.api.Assertions.assertEquals
 import org.junit.jupiter.api.Assertions.assertTrue
 import org.junit.jupiter.api.Test
 
-// The README shows what is between the two marks.
+// The READMEs show what is between the two marks.
 // quick start
 suspend fun quickStart(folder: File, show: (String) -> Unit) {
     val store = ModelStore(folder)
@@ -22,7 +21,7 @@ suspend fun quickStart(folder: File, show: (String) -> Unit) {
 }
 // end
 
-/** The README's example is this file's, and it works. */
+/** The READMEs' example is this file's, and it works. That they show it is checked by `cargo xtask tidy`. */
 class QuickStartTest {
     @Test
     fun `the quick start answers`() = test {
@@ -30,14 +29,5 @@ class QuickStartTest {
         val text = StringBuilder()
         quickStart(modelFolder) { text.append(it) }
         assertTrue(text.isNotEmpty())
-    }
-
-    @Test
-    fun `the README shows it, in at most fifteen lines`() {
-        val source = File("src/test/kotlin/dev/pannier/QuickStartTest.kt").readText()
-        val shown = source.substringAfter("// quick start\n").substringBefore("// end\n")
-        assertTrue(shown.lines().size <= 16, "${shown.lines().size}")
-        val readme = File(System.getProperty("pannier.readme")).readText()
-        assertEquals(shown, readme.substringAfter("```kotlin\n").substringBefore("```\n"))
     }
 }
