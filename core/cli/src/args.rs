@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use pannier::Speculation;
 use pannier::model::ExpertShortcuts;
 use pannier::sampling::SamplerOptions;
 use pannier::session::GenerationOptions;
 use pannier::store::DEFAULT_MODEL;
+use pannier::{KvPolicy, KvTypes};
 
 use crate::cmd;
 use crate::error;
@@ -101,6 +103,16 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub ctx: Option<u32>,
 
+    /// Element type of the KV cache: f16, q8, k8v4, q4 (rotated keys; first and last layer in int8), q4-everywhere, q4-naive. All but
+    /// f16 save memory and change answers a little.
+    #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
+    pub kv_type: KvTypes,
+
+    /// What the KV cache may forget so that it stays small: all (nothing), window:N, sinks:FIRST:LAST, heavy (4 first, 1024 last, the 512
+    /// most attended between them) or heavy:FIRST:LAST:TOP. Changes answers, and tells when it acts.
+    #[arg(long, value_name = "POLICY", default_value_t = KvPolicy::KeepAll)]
+    pub kv_policy: KvPolicy,
+
     #[command(flatten)]
     pub shortcuts: ShortcutArgs,
 }
@@ -130,6 +142,52 @@ impl ShortcutArgs {
             drop_below: self.drop_experts_below,
             prefer_present: self.prefer_present_experts,
         }
+    }
+}
+
+/// Whether several tokens are guessed and checked in one pass. The text does not depend on it.
+#[derive(Args, Clone, Default)]
+pub struct SpeculationArgs {
+    /// A smaller model of the same vocabulary that guesses tokens.
+    #[arg(long, value_name = "FILE|NAME")]
+    pub draft: Option<String>,
+
+    /// Guess what followed the last time that the text ended in the same tokens.
+    #[arg(long)]
+    pub ngram: bool,
+
+    /// `auto`: guess from whatever there is and pays; `off`: never. By default what --draft and --ngram name, as far as it pays.
+    #[arg(long, value_name = "WHEN", value_enum)]
+    pub speculate: Option<Speculate>,
+
+    /// Always guess N tokens, whether it pays or not: for measurements.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=8))]
+    pub draft_len: Option<u8>,
+}
+
+/// `--speculate`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Speculate {
+    /// Whatever there is and pays.
+    Auto,
+    /// Never.
+    Off,
+}
+
+impl SpeculationArgs {
+    /// The engine's option.
+    pub fn mode(&self) -> Speculation {
+        match (self.speculate, self.draft.is_some(), self.ngram) {
+            (Some(Speculate::Off), _, _) | (None, false, false) => Speculation::Off,
+            (Some(Speculate::Auto), _, _) | (None, true, true) => Speculation::Auto,
+            (None, true, false) => Speculation::Draft,
+            (None, false, true) => Speculation::Ngram,
+        }
+    }
+
+    /// Sets the engine's options.
+    pub fn apply(&self, options: GenerationOptions) -> GenerationOptions {
+        GenerationOptions { speculation: self.mode(), draft_len: self.draft_len.map(usize::from), ..options }
     }
 }
 

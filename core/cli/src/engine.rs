@@ -9,11 +9,11 @@ use std::time::Duration;
 use pannier::session::{
     Canceller, Completion, GenerationEvent, GenerationOptions, GenerationStats, Model, Sink,
 };
-use pannier::{CancelFlag, LoadOptions};
+use pannier::{CancelFlag, DraftOptions, EvictWhen, KvOptions, LoadOptions, Speculation};
 use pannier_tokenizer::Tokenizer;
 use serde::Serialize;
 
-use crate::args::RunArgs;
+use crate::args::{RunArgs, SpeculationArgs};
 use crate::error::{CliError, Result};
 use crate::output::{self, Output};
 use crate::{input, interrupt};
@@ -28,6 +28,9 @@ const LOGIT_BYTES: usize = 32 << 20;
 pub fn logit_rows(vocab: usize) -> usize {
     (LOGIT_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(1, 512)
 }
+
+/// A policy acts when so many positions more are there than it keeps: moving what stays costs as much as a few tokens.
+const EVICT_SLACK: usize = 256;
 
 /// Prompts of more tokens show their progress.
 const LONG_PROMPT: usize = 512;
@@ -47,11 +50,28 @@ pub fn path(args: &RunArgs) -> Result<PathBuf> {
 
 /// Loads the model that these arguments mean.
 pub fn load(args: &RunArgs) -> Result<Loaded> {
+    load_with(args, None)
+}
+
+/// Loads the model that these arguments mean, and the draft model that they name.
+pub fn load_speculating(args: &RunArgs, speculation: &SpeculationArgs) -> Result<Loaded> {
+    let wanted = speculation.draft.as_ref().filter(|_| !matches!(speculation.mode(), Speculation::Off));
+    load_with(args, wanted.map(|draft| input::model_path(draft)).transpose()?)
+}
+
+fn load_with(args: &RunArgs, draft: Option<PathBuf>) -> Result<Loaded> {
     let path = path(args)?;
     let options = LoadOptions {
+        draft: draft.map(DraftOptions::new),
         threads: args.threads.map(usize::from),
         budget_bytes: args.budget_mb.map(|mb| mb << 20),
         context: args.ctx.map(|n| n as usize),
+        kv: KvOptions {
+            types: args.kv_type,
+            policy: args.kv_policy,
+            evict: EvictWhen::Above(EVICT_SLACK),
+            ..KvOptions::default()
+        },
         shortcuts: args.shortcuts.options(),
         ..LoadOptions::default()
     };
@@ -110,6 +130,14 @@ pub struct Stats {
     pub peak_anon_bytes: Option<u64>,
     pub threads: usize,
     pub seed: u64,
+    pub proposed_tokens: usize,
+    pub accepted_tokens: usize,
+    pub acceptance_rate: Option<f64>,
+    pub tokens_per_pass: Option<f64>,
+    pub flash_bytes_per_token: Option<f64>,
+    pub kv_type: String,
+    pub kv_policy: String,
+    pub evicted: usize,
 }
 
 fn ms(time: Duration) -> f64 {
@@ -132,6 +160,14 @@ impl Stats {
             peak_anon_bytes: stats.peak_anon_bytes,
             threads: loaded.model.info().threads,
             seed,
+            proposed_tokens: stats.speculation.proposed_tokens,
+            accepted_tokens: stats.speculation.accepted_tokens,
+            acceptance_rate: stats.speculation.acceptance_rate(),
+            tokens_per_pass: stats.tokens_per_pass(),
+            flash_bytes_per_token: stats.flash_bytes_per_token(),
+            kv_type: stats.kv_types.to_string(),
+            kv_policy: loaded.model.info().kv_policy.to_string(),
+            evicted: stats.evicted,
         }
     }
 }
@@ -211,6 +247,15 @@ pub fn notice_text(notice: pannier::session::Notice) -> String {
         Notice::PrefixNotReused { tokens } => {
             format!("{tokens} tokens of the conversation are read again: they could not be reused")
         }
+        Notice::DraftReleased { bytes } => {
+            format!("memory is scarce: the draft model was given up ({})", output::bytes(bytes))
+        }
+        Notice::Evicted { gone, kept } => {
+            format!("the KV cache has forgotten {gone} positions of each layer and keeps {kept}")
+        }
+        Notice::TurnsDropped { messages } => {
+            format!("the conversation got too long: its {messages} oldest messages were dropped")
+        }
         Notice::IncompleteCharacter => "the answer was cut inside of a character".to_owned(),
         Notice::Heat { level, threads } => {
             format!("the device is {}: {threads} threads compute", format!("{level:?}").to_lowercase())
@@ -231,8 +276,14 @@ pub fn closing_note(completion: &Completion, stats: &Stats) {
     };
     // Both streams often share a terminal: the answer comes first.
     let _ = std::io::stdout().flush();
+    let guessed = match (stats.acceptance_rate, stats.tokens_per_pass) {
+        (Some(rate), Some(per_pass)) => {
+            format!(", {per_pass:.2} tokens per pass ({:.0}% of guesses right)", 100.0 * rate)
+        }
+        _ => String::new(),
+    };
     output::note(&format!(
-        "[{} tokens{why}, {:.1} tokens/s{first}{memory}]",
+        "[{} tokens{why}, {:.1} tokens/s{guessed}{first}{memory}]",
         stats.generated_tokens, stats.decode_tok_s
     ));
 }

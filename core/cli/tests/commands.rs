@@ -23,6 +23,14 @@ const STATS: &[&str] = &[
     "peak_anon_bytes",
     "threads",
     "seed",
+    "proposed_tokens",
+    "accepted_tokens",
+    "acceptance_rate",
+    "tokens_per_pass",
+    "flash_bytes_per_token",
+    "kv_type",
+    "kv_policy",
+    "evicted",
 ];
 
 /// A model of this size says nonsense to many questions; to this one it does not.
@@ -127,6 +135,44 @@ fn run_is_repeatable_and_does_not_depend_on_threads() {
 
     let plain = stdout(["run", "-m", &model, "-p", "Once upon a time", "-n", "12"]);
     assert_eq!(plain, format!("{}\n", r["text"].as_str().unwrap()));
+}
+
+#[test]
+fn guessing_changes_the_speed_and_not_the_answer() {
+    let model = smollm2();
+    let once = |more: &[&str]| {
+        let text = "red, green, blue, red, green, blue, red, green, blue,";
+        let mut args = vec!["run", "-m", &model, "-p", text, "-n", "24", "-t", "2"];
+        args.extend_from_slice(more);
+        json(args)
+    };
+    let plain = once(&[]);
+    assert_eq!(plain["stats"]["proposed_tokens"], 0);
+    assert_eq!(plain["stats"]["acceptance_rate"], serde_json::Value::Null);
+    // The model drafts for itself: every guess is right.
+    let ways: [&[&str]; 4] = [
+        &["--ngram", "--draft-len", "5"],
+        &["--draft", &model, "--draft-len", "3"],
+        &["--draft", &model, "--ngram"],
+        &["--speculate", "auto"],
+    ];
+    for way in ways {
+        let r = once(way);
+        assert_eq!(r["ids"], plain["ids"], "{way:?}");
+        assert_eq!(r["text"], plain["text"], "{way:?}");
+    }
+    let guessed = once(ways[0]);
+    assert!(guessed["stats"]["accepted_tokens"].as_u64().unwrap() > 5, "{guessed}");
+    assert!(guessed["stats"]["tokens_per_pass"].as_f64().unwrap() > 1.2, "{guessed}");
+    assert_eq!(once(ways[1])["stats"]["acceptance_rate"], 1.0);
+    let off = once(&["--ngram", "--draft", "no such file", "--speculate", "off"]);
+    assert_eq!((&off["ids"], &off["stats"]["proposed_tokens"]), (&plain["ids"], &serde_json::json!(0)));
+    let drawn = |more: &[&str]| once(&[&["--temp", "1", "--seed", "7"][..], more].concat())["ids"].clone();
+    assert_eq!(drawn(&["--ngram", "--draft-len", "4"]), drawn(&[]));
+    let bench = ["bench", "-m", &model, "--prompt", "32", "--gen", "16", "--reps", "1", "--draft", &model];
+    let r = json([&bench[..], &["--draft-len", "2"]].concat());
+    assert_eq!(r["acceptance_rate"], 1.0);
+    assert!(r["decode_tok_s"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
@@ -236,9 +282,13 @@ fn bench_has_all_figures() {
             "waited_ms_per_token",
             "major_faults_per_token",
             "threads",
-            "isa"
+            "isa",
+            "tokens_per_pass",
+            "acceptance_rate",
+            "kv_type"
         ]
     );
+    assert_eq!(r["tokens_per_pass"], serde_json::Value::Null);
     for key in ["prefill_tok_s", "decode_tok_s", "ttft_ms", "load_ms"] {
         assert!(r[key].as_f64().unwrap() > 0.0, "{key}: {}", r[key]);
     }

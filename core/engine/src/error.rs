@@ -132,6 +132,12 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// A file is no saved sequence of this model, or a damaged one. Nothing of it was used.
+    #[error("cannot restore a sequence: {reason}")]
+    BadCacheFile {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The work was stopped by its [`crate::CancelFlag`].
     #[error("cancelled")]
     Cancelled,
@@ -146,6 +152,9 @@ pub enum Error {
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] crate::sampling::SamplingError),
+    /// Speculation was asked for that cannot be.
+    #[error(transparent)]
+    Speculation(#[from] crate::speculate::SpeculationError),
     /// A session refused or ended a call.
     #[error(transparent)]
     Session(#[from] crate::session::SessionError),

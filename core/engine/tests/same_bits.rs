@@ -4,6 +4,7 @@
 mod golden_support;
 
 use golden_support::{Setup, open, real, runner, tiny};
+use pannier::kv::{KvOptions, KvTypes};
 use pannier::memory::Accountant;
 use pannier::model::{Forward, LoadedModel, Outputs, Runner, RunnerOptions};
 use pannier::pool::Pool;
@@ -34,11 +35,15 @@ fn logits(runner: &mut Runner, ids: &[u32], step: usize, rows: usize) -> Vec<u32
 }
 
 fn assert_same(model: &Arc<LoadedModel>, n: usize, rows: usize, chunks: &[usize]) {
+    assert_same_with(model, KvTypes::F16, n, rows, chunks);
+}
+
+fn assert_same_with(model: &Arc<LoadedModel>, kv: KvTypes, n: usize, rows: usize, chunks: &[usize]) {
     let ids = tokens(n, model.spec().vocab);
-    let expected = logits(&mut runner(model, Setup { threads: 1, ..Setup::default() }), &ids, n, rows);
+    let expected = logits(&mut runner(model, Setup { threads: 1, kv, ..Setup::default() }), &ids, n, rows);
     for threads in [1, 2] {
         for &chunk in chunks {
-            let mut runner = runner(model, Setup { threads, chunk, ..Setup::default() });
+            let mut runner = runner(model, Setup { threads, chunk, kv, ..Setup::default() });
             // As one step that the runner cuts, and as steps of the caller.
             assert!(logits(&mut runner, &ids, n, rows) == expected, "{threads} threads, chunk {chunk}");
             assert!(
@@ -70,14 +75,41 @@ fn threads_and_chunks_change_no_bit_of_a_real_model() {
     assert_same(&open(&real("SmolLM2-135M-Instruct.Q4_1.gguf")), 600, 2, &[7, 64, 512]);
 }
 
+/// Every element type of the KV cache is written token by token and never again.
+#[test]
+fn threads_and_chunks_change_no_bit_with_any_kv_type() {
+    for name in ["tiny-llama-Q4_K_M", "arch-gemma3-dense"] {
+        let model = open(&tiny(&format!("{name}.gguf")));
+        let n = 150.min(model.spec().context);
+        let plain = logits(&mut runner(&model, Setup::default()), &tokens(n, model.spec().vocab), n, 20);
+        for kv in KvTypes::names().map(|name| name.parse::<KvTypes>().unwrap()) {
+            assert_same_with(&model, kv, n, 20, &[1, 7, 33, 512]);
+            let got = logits(
+                &mut runner(&model, Setup { kv, ..Setup::default() }),
+                &tokens(n, model.spec().vocab),
+                n,
+                20,
+            );
+            assert_eq!(got == plain, kv == KvTypes::F16, "{kv}: only halves have the bits of halves");
+        }
+    }
+}
+
 #[test]
 fn instruction_sets_change_no_bit() {
     let model = open(&tiny("tiny-llama-Q2_K.gguf"));
+    for kv in KvTypes::names().map(|name| name.parse::<KvTypes>().unwrap()) {
+        instruction_sets_change_no_bit_with(&model, kv);
+    }
+}
+
+fn instruction_sets_change_no_bit_with(model: &Arc<LoadedModel>, types: KvTypes) {
     let ids = tokens(40, model.spec().vocab);
     let of = |kernels: &'static Kernels| {
-        let options = RunnerOptions { kernels: Some(kernels), ..RunnerOptions::default() };
+        let kv = KvOptions { types, ..KvOptions::default() };
+        let options = RunnerOptions { kernels: Some(kernels), kv, ..RunnerOptions::default() };
         let pool = Arc::new(Pool::new(2));
-        let mut runner = Runner::new(Arc::clone(&model), pool, &options, &Accountant::new(None)).unwrap();
+        let mut runner = Runner::new(Arc::clone(model), pool, &options, &Accountant::new(None)).unwrap();
         logits(&mut runner, &ids, 13, 5)
     };
     let all = Kernels::available();

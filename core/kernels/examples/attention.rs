@@ -1,13 +1,13 @@
 //! Speed of attention on one thread: `cargo run --release -p pannier-kernels --example attention`.
 //!
-//! Prefill is the last 128 queries of a prompt, in GFLOP/s of the two products; decode is one query, in GB/s of K and V read. The best of
+//! Prefill is the last 128 queries of a prompt, in GFLOP/s of the two products; decode is one query, in microseconds. The best of
 //! many runs counts, so that other work on the machine does not. The first argument selects shapes by name, the
 //! second (`prefill` or `decode`) one of the two.
 
 use std::time::Instant;
 
 use pannier_kernels::{
-    AttentionJob, AttentionScratch, AttentionShape, Kernels, KvPages, PAGE_TOKENS, Serial,
+    AttentionJob, AttentionScratch, AttentionShape, Kernels, KvFormat, KvLayout, KvPages, PAGE_TOKENS, Serial,
 };
 
 fn main() {
@@ -19,23 +19,35 @@ fn main() {
         ("Gemma-3-270M", 4, 1, 256),
     ];
     let wanted = std::env::args().nth(1).unwrap_or_default();
-    println!("{:<14} {:<7} {:>6} {:>15} {:>12}", "shape", "isa", "tokens", "prefill GFLOP/s", "decode GB/s");
+    println!(
+        "{:<14} {:<7} {:<4} {:>6} {:>15} {:>12}",
+        "shape", "isa", "kv", "tokens", "prefill GFLOP/s", "decode us"
+    );
     for (name, heads, kv_heads, dim) in shapes.into_iter().filter(|s| s.0.contains(&wanted)) {
         for kernels in Kernels::available().into_iter().skip(1) {
-            for tokens in [128, 1024, 4096] {
-                let (prefill, decode) = measure(kernels, heads, kv_heads, dim, tokens);
-                let isa = format!("{:?}", kernels.isa());
-                println!("{name:<14} {isa:<7} {tokens:>6} {prefill:>15.1} {decode:>12.1}");
+            for (tokens, format) in [128, 1024, 4096, 8192]
+                .into_iter()
+                .flat_map(|tokens| [KvFormat::F16, KvFormat::Q8, KvFormat::Q4].map(|format| (tokens, format)))
+            {
+                let (prefill, decode) = measure(kernels, (heads, kv_heads, dim), tokens, format);
+                let (isa, format) = (format!("{:?}", kernels.isa()), format!("{format:?}"));
+                println!("{name:<14} {isa:<7} {format:<4} {tokens:>6} {prefill:>15.1} {decode:>12.1}");
             }
         }
     }
 }
 
-fn measure(kernels: &Kernels, heads: usize, kv_heads: usize, dim: usize, tokens: usize) -> (f64, f64) {
+fn measure(
+    kernels: &Kernels,
+    (heads, kv_heads, dim): (usize, usize, usize),
+    tokens: usize,
+    format: KvFormat,
+) -> (f64, f64) {
     let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim };
+    let layout = KvLayout { shape, k: format, v: format };
     // Several layers, so that decode reads from memory as it would in a model.
     let pages_per_layer = tokens.div_ceil(PAGE_TOKENS);
-    let layers = (64_000_000 / (2 * pages_per_layer * shape.page_len())).clamp(1, 64);
+    let layers = (64_000_000 / (2 * pages_per_layer * layout.page_len())).clamp(1, 64);
     let mut state = 1u32;
     let mut noise = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -45,7 +57,7 @@ fn measure(kernels: &Kernels, heads: usize, kv_heads: usize, dim: usize, tokens:
     let mut halves = vec![0u16; row.len()];
     kernels.to_f16(&row, &mut halves);
     let pages: Box<[u16]> =
-        halves.iter().copied().cycle().take(layers * pages_per_layer * shape.page_len()).collect();
+        halves.iter().copied().cycle().take(layers * pages_per_layer * layout.page_len()).collect();
     let chunks = [pages];
     let q: Vec<f32> = (0..tokens * heads * dim).map(|_| noise() * 3.0).collect();
     let mut out = vec![0.0; q.len()];
@@ -66,7 +78,8 @@ fn measure(kernels: &Kernels, heads: usize, kv_heads: usize, dim: usize, tokens:
                 kv: KvPages {
                     chunks: &chunks,
                     chunk_pages: layers * pages_per_layer,
-                    page_len: shape.page_len(),
+                    layout,
+                    page_len: layout.page_len(),
                     table: &table,
                     first_token: 0,
                 },
@@ -86,6 +99,5 @@ fn measure(kernels: &Kernels, heads: usize, kv_heads: usize, dim: usize, tokens:
     let prefill = (0..runs("prefill", 20)).map(|i| run(i % layers, tokens - n, n)).fold(f64::MAX, f64::min);
     let flops = ((tokens * (tokens + 1) - (tokens - n) * (tokens - n + 1)) / 2 * heads * dim * 4) as f64;
     let decode = (0..runs("decode", 300)).map(|i| run(i % layers, tokens - 1, 1)).fold(f64::MAX, f64::min);
-    let bytes = (tokens * kv_heads * dim * 4) as f64;
-    (flops / prefill / 1e9, bytes / decode / 1e9)
+    (flops / prefill / 1e9, decode * 1e6)
 }

@@ -20,7 +20,10 @@ mod rope;
 mod vecops;
 
 pub use act::{ActRows, Activations, Need};
-pub use attention::{AttentionJob, AttentionScratch, AttentionShape, KvPages, PAGE_TOKENS};
+pub use attention::{
+    AttentionJob, AttentionScratch, AttentionShape, KvFormat, KvLayout, KvPages, ObserveJob, PAGE_TOKENS,
+    hadamard_in_place,
+};
 pub use fanout::{FanOut, Hooks, for_each_piece};
 pub use formats::{Format, format, formats};
 pub use isa::{Isa, Kernels};

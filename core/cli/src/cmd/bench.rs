@@ -4,17 +4,18 @@
 //! first, so that threads and buffers exist. Decoding takes the most likely token; drawing tokens is not measured.
 
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
 use clap::Args;
-use pannier::CancelFlag;
 use pannier::model::{Forward as _, Outputs};
 use pannier::residency::FlashStats;
+use pannier::{CancelFlag, GenerationOptions, GenerationStats, Speculation};
 use serde::Serialize;
 
-use crate::args::RunArgs;
-use crate::engine::{self, Forward};
+use crate::args::{RunArgs, SpeculationArgs};
+use crate::engine::{self, Forward, Loaded};
 use crate::error::{CliError, Result};
 use crate::output::{self, Output};
 use crate::process;
@@ -26,8 +27,8 @@ Examples:
   pannier bench -m model.gguf -t 2 --prompt 128 --gen 32 --reps 5 --json
 
 JSON: prefill_tok_s, decode_tok_s, ttft_ms, load_ms, peak_anon_bytes, peak_rss_bytes, flash_bytes_per_token, expert_hit_rate,
-reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa. What is per token is of decoding. A figure that this system
-or model does not have is null.")]
+reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa, tokens_per_pass, acceptance_rate, kv_type. What is per token
+is of decoding. A figure that this system or model does not have is null.")]
 pub struct BenchArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -39,6 +40,9 @@ pub struct BenchArgs {
     /// Tokens to generate.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     r#gen: u32,
+
+    #[command(flatten)]
+    speculation: SpeculationArgs,
 
     /// Repetitions.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -60,6 +64,9 @@ struct Report {
     major_faults_per_token: Option<f64>,
     threads: usize,
     isa: String,
+    tokens_per_pass: Option<f64>,
+    acceptance_rate: Option<f64>,
+    kv_type: String,
 }
 
 /// One repetition: times in seconds, and what decoding read.
@@ -79,7 +86,7 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
     run.ctx.get_or_insert(u32::try_from(needed).unwrap_or(u32::MAX));
     read_once(&engine::path(&run)?)?;
 
-    let loaded = engine::load(&run)?;
+    let loaded = engine::load_speculating(&run, &args.speculation)?;
     let limit = loaded.model.context();
     if needed > limit {
         return Err(CliError::failed(format!(
@@ -88,16 +95,19 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
     }
     let bar = output::count_bar(u64::from(args.reps) + 1, "runs");
     let mut peak = process::Peak::default();
+    let plain = matches!(args.speculation.mode(), Speculation::Off);
     let reps = loaded.with_forward(|forward, cancel| {
         once(forward, prompt.min(32), generate.min(4), cancel, &mut peak)?;
         bar.inc(1);
         let mut reps = Vec::new();
-        for _ in 0..args.reps {
+        for _ in 0..if plain { args.reps } else { 0 } {
             reps.push(once(forward, prompt, generate, cancel, &mut peak)?);
             bar.inc(1);
         }
         Ok(reps)
     })?;
+    let (reps, guessed) = if plain { (reps, None) } else { speculate(args, &loaded, &mut peak)? };
+    let guessed = guessed.as_ref();
     bar.finish_and_clear();
     // Tokens after the first, which belongs to the prompt.
     let tokens = (u64::from(args.reps) * (generate as u64).saturating_sub(1)).max(1);
@@ -114,13 +124,18 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
         load_ms: loaded.load_ms(),
         peak_anon_bytes: peak.anonymous,
         peak_rss_bytes: process::peak_rss(),
-        flash_bytes_per_token: flash.bytes as f64 / tokens as f64,
+        flash_bytes_per_token: guessed
+            .and_then(GenerationStats::flash_bytes_per_token)
+            .unwrap_or(flash.bytes as f64 / tokens as f64),
         expert_hit_rate: flash.expert_hit_rate(),
         reads_per_token: flash.reads as f64 / tokens as f64,
         waited_ms_per_token: flash.waited_nanos as f64 / 1e6 / tokens as f64,
         major_faults_per_token: major.map(|n| n as f64 / tokens as f64),
         threads: loaded.model.info().threads,
         isa: loaded.model.info().isa.to_lowercase(),
+        tokens_per_pass: guessed.and_then(GenerationStats::tokens_per_pass),
+        acceptance_rate: guessed.and_then(|stats| stats.speculation.acceptance_rate()),
+        kv_type: loaded.model.info().kv_types.to_string(),
     };
     out.text(&page(&report, prompt, generate))?;
     out.object(&report)
@@ -151,9 +166,7 @@ fn once(
     cancel: &CancelFlag,
     peak: &mut process::Peak,
 ) -> Result<Rep> {
-    let vocab = forward.vocab().max(1);
-    // Ids spread over the vocabulary, so that rows of the embedding are read as a text would.
-    let ids: Vec<u32> = (0..prompt).map(|i| ((i * 7919 + 1) % vocab) as u32).collect();
+    let ids = prompt_ids(prompt, forward.vocab());
     let mut seq = forward.new_seq()?;
     let start = Instant::now();
     let mut next = most_likely(forward.step(&mut seq, &ids, Outputs::Last, cancel)?);
@@ -169,6 +182,41 @@ fn once(
     let flash = forward.model().weights().flash().since(&flash);
     let major_faults = faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
     Ok(Rep { first_token, decode, flash, major_faults })
+}
+
+/// Ids spread over the vocabulary, so that rows of the embedding are read as a text would.
+fn prompt_ids(n: usize, vocab: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 7919 + 1) % vocab.max(1)) as u32).collect()
+}
+
+/// The same with guesses, in sessions of their own. The stats are those of the last repetition.
+fn speculate(
+    args: &BenchArgs,
+    loaded: &Loaded,
+    peak: &mut process::Peak,
+) -> Result<(Vec<Rep>, Option<GenerationStats>)> {
+    let ids = prompt_ids(args.prompt as usize, loaded.model.vocab());
+    let options = GenerationOptions { ignore_eog: true, ..GenerationOptions::greedy(args.r#gen as usize) };
+    let options = args.speculation.apply(options);
+    let (mut reps, mut last) = (Vec::new(), None);
+    // The first one is where costs are learned.
+    for rep in 0..=args.reps {
+        let session = loaded.model.session();
+        let read = |loaded: &Loaded| loaded.with_forward(|forward, _| Ok(forward.model().weights().flash()));
+        let (faults, flash) = (process::major_faults(), read(loaded)?);
+        let done = session.generate(ids.as_slice(), options.clone(), &mut |_| ControlFlow::Continue(()))?;
+        peak.look();
+        let first_token = done.stats.time_to_first_token.unwrap_or_default().as_secs_f64();
+        if rep > 0 {
+            let major_faults =
+                faults.and_then(|before| Some(process::major_faults()?.saturating_sub(before)));
+            let flash = read(loaded)?.since(&flash);
+            let decode = done.stats.decode_time.as_secs_f64();
+            reps.push(Rep { first_token, decode, flash, major_faults });
+        }
+        last = Some(done.stats);
+    }
+    Ok((reps, last))
 }
 
 fn most_likely(logits: &[f32]) -> u32 {

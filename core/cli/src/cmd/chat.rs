@@ -3,12 +3,12 @@
 use std::io::{BufRead, IsTerminal, Read};
 
 use clap::Args;
-use pannier::session::{ChatMessage, ChatOptions, ChatSession, Completion};
+use pannier::session::{ChatMessage, ChatOptions, ChatSession, Completion, GenerationOptions, Overflow};
 use pannier_hybrid::confidence::{Calibration, Observed};
 use pannier_hybrid::{EdgeModel as _, HybridSession};
 use serde::Serialize;
 
-use crate::args::{RunArgs, SamplingArgs};
+use crate::args::{RunArgs, SamplingArgs, SpeculationArgs};
 use crate::cmd::cloud::{self, CloudArgs};
 use crate::engine::{self, Answer, Forward, Loaded, Stats};
 use crate::error::{CliError, Result};
@@ -53,11 +53,45 @@ pub struct ChatArgs {
     #[arg(long, value_name = "true|false")]
     thinking: Option<bool>,
 
+    /// When the conversation no longer fits into the context: fail, or drop-oldest turns and say so.
+    #[arg(long, value_name = "CHOICE", value_enum, default_value = "fail")]
+    overflow: OverflowArg,
+
     #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
     cloud: CloudArgs,
+
+    #[command(flatten)]
+    speculation: SpeculationArgs,
+}
+
+/// `--overflow`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum OverflowArg {
+    /// The turn fails.
+    Fail,
+    /// The oldest turns are dropped.
+    DropOldest,
+}
+
+/// Room for an answer when `-n` does not say how long it may be.
+const ANSWER_TOKENS: usize = 512;
+
+impl ChatArgs {
+    fn options(&self) -> GenerationOptions {
+        self.speculation.apply(self.sampling.options(self.temp, self.max_tokens))
+    }
+
+    fn overflow(&self) -> Overflow {
+        match self.overflow {
+            OverflowArg::Fail => Overflow::Fail,
+            OverflowArg::DropOldest => {
+                Overflow::DropOldest { reserve: self.max_tokens.unwrap_or(ANSWER_TOKENS) }
+            }
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -76,9 +110,13 @@ pub fn run(args: &ChatArgs, out: &mut Output) -> Result<()> {
         None if out.json() => return Err(CliError::failed("chat --json needs a question: pass it with -p")),
         _ => {}
     }
-    let loaded = engine::load(&args.run)?;
-    let options =
-        ChatOptions { system: args.system.clone(), thinking: args.thinking, ..ChatOptions::default() };
+    let loaded = engine::load_speculating(&args.run, &args.speculation)?;
+    let options = ChatOptions {
+        system: args.system.clone(),
+        thinking: args.thinking,
+        overflow: args.overflow(),
+        ..ChatOptions::default()
+    };
     let chat = loaded.model.chat(options)?;
     let calibration = cloud::calibration(&loaded);
     if args.cloud.is_set() {
@@ -114,7 +152,7 @@ struct Local<'a> {
 
 impl Local<'_> {
     fn turn(&self, text: &str, out: &mut Output) -> Result<Answer> {
-        let options = self.args.sampling.options(self.args.temp, self.args.max_tokens);
+        let options = self.args.options();
         engine::generate(out, options, |options, sink| self.chat.send(text, options, sink))
     }
 
@@ -176,7 +214,7 @@ struct Hybrid<'a> {
 
 impl Hybrid<'_> {
     fn turn(&self, text: &str, out: &mut Output) -> Result<cloud::Turn> {
-        let options = self.args.sampling.options(self.args.temp, self.args.max_tokens);
+        let options = self.args.options();
         cloud::turn(&self.args.cloud, &self.session, text, options, out)
     }
 

@@ -57,6 +57,7 @@ struct Source {
 #[derive(Serialize)]
 struct Report {
     positions: Vec<Position>,
+    kv_type: String,
 }
 
 #[derive(Serialize)]
@@ -88,7 +89,7 @@ pub fn run(args: &LogitsArgs, out: &mut Output) -> Result<()> {
     if !out.json() {
         out.text(&page(&positions, loaded.tokenizer().ok().map(|t| &**t)))?;
     }
-    out.object(&Report { positions })
+    out.object(&Report { positions, kv_type: args.run.kv_type.to_string() })
 }
 
 fn positions(forward: &mut Forward, cancel: &CancelFlag, ids: &[u32], top: usize) -> Result<Vec<Position>> {

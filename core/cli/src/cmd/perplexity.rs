@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use pannier::KvTypes;
 use pannier_forge::judge::{self, Comparison, Interval, Perplexity, TextOptions};
 use pannier_tokenizer::EncodeOptions;
 use serde::Serialize;
@@ -21,7 +22,7 @@ Examples:
   pannier perplexity -m model-q3.gguf --file prose.txt --against model-f16.gguf
 
 Lower is better; numbers compare only for the same text, window and tokenizer. The interval holds the true value with 95%
-confidence, for text of this kind. JSON: ppl, ppl_low, ppl_high, tokens (how many were scored), windows; with --against also
+confidence, for text of this kind. JSON: ppl, ppl_low, ppl_high, tokens (how many were scored), windows, kv_type; with --against also
 against {ppl, ppl_low, ppl_high, ratio, ratio_low, ratio_high, kl_mean, kl_low, kl_high, kl_median, kl_p99, same_top, same_top_low,
 same_top_high}: perplexity of the reference, ours divided by it, divergence in nats, and the share of equal first choices.")]
 pub struct PerplexityArgs {
@@ -50,6 +51,7 @@ struct Report {
     ppl_low: f64,
     ppl_high: f64,
     tokens: u64,
+    kv_type: String,
     windows: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<Against>,
@@ -85,7 +87,7 @@ pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
     let Some(against) = &args.against else {
         let found = alone(&loaded, &ids, &options)?;
         out.line(&line(&found, window))?;
-        return out.object(&report(&found, None));
+        return out.object(&report(&found, run.kv_type, None));
     };
     let reference = engine::load(&RunArgs { model: ModelArg { model: against.clone() }, ..run.clone() })?;
     let theirs =
@@ -124,7 +126,7 @@ pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
         same_top_low: same_top.low,
         same_top_high: same_top.high,
     };
-    out.object(&report(model, Some(against)))
+    out.object(&report(model, run.kv_type, Some(against)))
 }
 
 fn alone(loaded: &Loaded, ids: &[u32], options: &TextOptions) -> Result<Perplexity> {
@@ -161,7 +163,8 @@ fn line(found: &Perplexity, window: usize) -> String {
     format!("perplexity {value:.4} over {tokens} tokens, windows of {window}; 95%: {low:.4} to {high:.4}")
 }
 
-fn report(found: &Perplexity, against: Option<Against>) -> Report {
+fn report(found: &Perplexity, kv_type: KvTypes, against: Option<Against>) -> Report {
     let Perplexity { ppl, tokens, windows } = *found;
-    Report { ppl: ppl.value, ppl_low: ppl.low, ppl_high: ppl.high, tokens, windows, against }
+    let kv_type = kv_type.to_string();
+    Report { ppl: ppl.value, ppl_low: ppl.low, ppl_high: ppl.high, tokens, kv_type, windows, against }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use pannier::model::{Blueprint, ModelOptions};
-use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, Plan, PlanWish};
+use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, GUESSES_RIGHT, Plan, PlanWish};
 use pannier::pool::{Pool, SystemCpus, default_threads};
+use pannier::{KvOptions, KvTypes};
 use pannier_gguf::Gguf;
 use serde::Serialize;
 
@@ -26,7 +27,7 @@ Without a device this machine is measured, which takes seconds the first time. N
 
 JSON: fits, resident_bytes, streamed_bytes_per_token, kv_bytes, scratch_bytes, other_bytes, peak_bytes, file_backed_bytes,
 predicted_decode_tok_s, predicted_prefill_tok_s, bound_by, expert_hit_rate, budget_bytes, context, max_context, prefill_chunk, mapped,
-device, notes.")]
+predicted_speculative_tok_s, speculation_gain, speculation_draft_len (with guesses of which 70% are right), device, notes.")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArg,
@@ -63,6 +64,10 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     ctx: Option<u32>,
 
+    /// A draft model to guess tokens with: its share of the budget, and its part in the speed.
+    #[arg(long, value_name = "FILE|NAME")]
+    draft: Option<String>,
+
     /// Predict decoding behind so many tokens; by default half of the context.
     #[arg(long, value_name = "N")]
     at: Option<usize>,
@@ -78,6 +83,10 @@ pub struct PlanArgs {
     /// Threads.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+
+    /// Element type of the KV cache: f16, q8, k8v4, q4.
+    #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
+    kv_type: KvTypes,
 }
 
 #[derive(Serialize)]
@@ -86,6 +95,7 @@ struct Report {
     resident_bytes: u64,
     streamed_bytes_per_token: u64,
     kv_bytes: u64,
+    kv_type: String,
     scratch_bytes: u64,
     other_bytes: u64,
     peak_bytes: u64,
@@ -99,6 +109,9 @@ struct Report {
     max_context: usize,
     prefill_chunk: usize,
     mapped: bool,
+    predicted_speculative_tok_s: f64,
+    speculation_gain: f64,
+    speculation_draft_len: usize,
     device: DeviceProfile,
     notes: Vec<String>,
 }
@@ -118,14 +131,31 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         context = Some(DEFAULT_CONTEXT);
         model = Blueprint::read(gguf, &ModelOptions { context })?;
     }
+    let mut budget = args.budget_mb.map_or(device.free, |mb| mb << 20);
+    let mut draft_bytes = 0;
+    if let Some(draft) = &args.draft {
+        let gguf = Arc::new(Gguf::open(input::model_path(draft)?)?);
+        let draft_kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
+        let draft = Blueprint::read(gguf, &ModelOptions { context: Some(model.spec().context) })?;
+        let plan = Plan::new(
+            &draft,
+            &device,
+            &PlanWish { budget: Some(1 << 50), chunk: Some(128), threads, kv: draft_kv },
+        )?;
+        draft_bytes = plan.weight_bytes;
+        let share = plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes + plan.vector_bytes;
+        budget = budget.saturating_sub(share);
+    }
     let chunk = args.chunk.map(|n| n as usize);
-    let wish = PlanWish { budget: args.budget_mb.map(|mb| mb << 20), chunk, threads };
-    let plan = Plan::new(&model, &device, &wish)?;
+    let kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
+    let plan = Plan::new(&model, &device, &PlanWish { budget: Some(budget), chunk, threads, kv })?;
+    let guessing = plan.speculation(&device, GUESSES_RIGHT, draft_bytes);
     let report = Report {
         fits: plan.fits,
         resident_bytes: plan.resident_bytes,
         streamed_bytes_per_token: plan.streamed_bytes_per_token,
         kv_bytes: plan.kv_bytes,
+        kv_type: plan.kv_types.to_string(),
         scratch_bytes: plan.scratch_bytes,
         other_bytes: plan.other_bytes,
         peak_bytes: plan.peak_bytes,
@@ -139,6 +169,9 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         max_context: plan.max_context,
         prefill_chunk: plan.chunk,
         mapped: plan.residency.mapped,
+        predicted_speculative_tok_s: guessing.decode_tok_s,
+        speculation_gain: guessing.gain,
+        speculation_draft_len: guessing.draft_len,
         device,
         notes: plan.notes,
     };
@@ -227,6 +260,13 @@ fn page(r: &Report) -> String {
         "speed     prefill {:.1} tokens/s, decode {:.2} tokens/s, bound by {}",
         r.predicted_prefill_tok_s, r.predicted_decode_tok_s, r.bound_by
     );
+    if r.speculation_draft_len > 0 {
+        let _ = writeln!(
+            page,
+            "guessing  {:.2} tokens/s ({:.1} times) with {} guesses per pass, if 70% of them are right",
+            r.predicted_speculative_tok_s, r.speculation_gain, r.speculation_draft_len
+        );
+    }
     for note in &r.notes {
         let _ = writeln!(page, "note: {note}");
     }

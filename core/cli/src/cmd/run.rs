@@ -10,7 +10,7 @@ use pannier::model::RouteRecorder;
 use pannier::session::GenerationEvent;
 use serde::Serialize;
 
-use crate::args::{RunArgs, SamplingArgs};
+use crate::args::{RunArgs, SamplingArgs, SpeculationArgs};
 use crate::engine::{self, Loaded, Stats};
 use crate::error::{CliError, Result};
 use crate::input;
@@ -21,6 +21,7 @@ use crate::output::Output;
 Examples:
   pannier run -m smollm2 -p 'Once upon a time' -n 40
   pannier run -m model.gguf --file prompt.txt -n 200 --temp 0.8 --seed 7
+  pannier run -m large.gguf --draft small.gguf --ngram --file code.txt
   pannier run -m moe.gguf -p 'Once upon a time' -n 200 --trace-routes trace.csv
   pannier run -m model.gguf -p '<|im_start|>user
 Hello<|im_end|>
@@ -59,6 +60,9 @@ pub struct CompletionArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
 
+    #[command(flatten)]
+    speculation: SpeculationArgs,
+
     /// Record which experts were chosen, token by token, for `pannier replay`.
     #[arg(long, value_name = "FILE")]
     trace_routes: Option<PathBuf>,
@@ -77,8 +81,8 @@ pub fn run(args: &CompletionArgs, out: &mut Output) -> Result<()> {
     if prompt.is_empty() {
         return Err(CliError::failed("the prompt is empty: there is nothing to continue"));
     }
-    let loaded = engine::load(&args.run)?;
-    let options = args.sampling.options(args.temp, Some(args.max_tokens));
+    let loaded = engine::load_speculating(&args.run, &args.speculation)?;
+    let options = args.speculation.apply(args.sampling.options(args.temp, Some(args.max_tokens)));
     let recorder = args.trace_routes.as_deref().map(|path| record(&loaded, path)).transpose()?;
     let session = loaded.model.session();
     let answer = engine::generate(out, options, |options, sink| {

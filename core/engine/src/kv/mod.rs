@@ -11,17 +11,31 @@
 //! Growth never copies: chunks stay where they are. A page belongs to one layer of one geometry, and only this room knows what
 //! lies in it, so that other element types are other pools.
 
+mod evict;
+mod heat;
+mod policy;
 mod pool;
+mod prefix;
+mod saved;
 mod sequence;
+mod share;
 #[cfg(test)]
 mod tests;
+mod types;
 
+pub use evict::Evicted;
+pub use heat::{Heat, WATCH_LAST};
+pub use policy::{EvictWhen, KvPolicy};
+pub use prefix::Checkpoint;
+pub use saved::{Fingerprint, Limits, Saved};
 pub use sequence::Sequence;
+pub use types::{KvType, KvTypes};
 
 use crate::memory::Accountant;
 use crate::{Error, Result};
-use pannier_kernels::{AttentionShape, Kernels, KvPages, PAGE_TOKENS};
+use pannier_kernels::{AttentionShape, Kernels, KvLayout, KvPages, PAGE_TOKENS};
 use pool::PagePool;
+use prefix::PrefixCache;
 use sequence::{Returns, Table};
 use std::sync::Arc;
 
@@ -36,26 +50,69 @@ pub struct KvGeometry {
     pub v_dim: usize,
     /// The layer attends only to the last `window` tokens, its own included.
     pub window: Option<usize>,
+    /// Element type of keys.
+    pub k: KvType,
+    /// Element type of values.
+    pub v: KvType,
 }
 
 impl KvGeometry {
-    /// The shape as the kernels want it for pages, which do not depend on the number of query heads.
-    fn shape(&self) -> AttentionShape {
-        AttentionShape { heads: self.kv_heads, kv_heads: self.kv_heads, k_dim: self.k_dim, v_dim: self.v_dim }
+    /// Its pages, which do not depend on the number of query heads.
+    fn layout(&self) -> KvLayout {
+        let KvGeometry { kv_heads, k_dim, v_dim, .. } = *self;
+        let shape = AttentionShape { heads: kv_heads, kv_heads, k_dim, v_dim };
+        KvLayout { shape, k: self.k.format(), v: self.v.format() }
     }
 
-    /// Bytes of one token.
+    /// Bytes of one token, scales included: `2 kv_heads (k_dim + v_dim)` for f16.
     pub fn bytes_per_token(&self) -> u64 {
-        2 * self.kv_heads as u64 * (self.k_dim as u64 + self.v_dim as u64)
+        self.layout().bytes_per_token() as u64
     }
 }
 
+/// The layers of a model, each with its element types.
+pub fn typed(layers: impl ExactSizeIterator<Item = KvGeometry>, types: KvTypes) -> Vec<KvGeometry> {
+    let count = layers.len();
+    layers
+        .enumerate()
+        .map(|(layer, geometry)| {
+            let (k, v) = types.of_layer(layer, count);
+            KvGeometry { k, v, ..geometry }
+        })
+        .collect()
+}
+
 /// How a cache behaves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvOptions {
     /// Pages of a windowed layer are given back once they lie this many tokens behind the window; a sequence cannot be
     /// truncated further back then. `None` keeps them: any truncation works.
     pub window_slack: Option<usize>,
+    /// Element types of keys and values.
+    pub types: KvTypes,
+    /// What may be forgotten. Answers change when something is.
+    pub policy: KvPolicy,
+    /// When that happens.
+    pub evict: EvictWhen,
+    /// The most memory, in bytes, for prefixes that no sequence uses just now; 0 keeps none. What sequences need is taken from
+    /// it first, and scarce memory empties it.
+    pub prefix_bytes: u64,
+    /// What sequences and prefixes may take together before prefixes go, in bytes; `None`: until the budget is used up. A plan
+    /// for a budget sets it to what it has promised to the cache, so that nobody else's share is taken.
+    pub soft_limit: Option<u64>,
+}
+
+impl Default for KvOptions {
+    fn default() -> Self {
+        KvOptions {
+            window_slack: None,
+            types: KvTypes::F16,
+            policy: KvPolicy::KeepAll,
+            evict: EvictWhen::Asked,
+            prefix_bytes: 64 << 20,
+            soft_limit: None,
+        }
+    }
 }
 
 /// The pages of all sequences of one model.
@@ -67,6 +124,9 @@ pub struct KvCache {
     returns: Arc<Returns>,
     /// Pages that a step needs, per pool; kept so that a decode step allocates nothing.
     needed: Vec<usize>,
+    prefixes: PrefixCache,
+    /// The most nodes that `prefixes` may have now.
+    prefix_nodes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +135,19 @@ struct Layer {
     pool: usize,
 }
 
+impl Layer {
+    /// Layers with a window forget by themselves.
+    fn evicts(&self) -> bool {
+        self.geometry.window.is_none()
+    }
+}
+
 impl KvCache {
+    /// Element types of a layer.
+    pub fn types(&self, layer: usize) -> (KvType, KvType) {
+        self.layers.get(layer).map_or_else(Default::default, |layer| (layer.geometry.k, layer.geometry.v))
+    }
+
     /// An empty cache for a model whose layers keep `layers`. No page is allocated yet.
     ///
     /// # Errors
@@ -85,11 +157,13 @@ impl KvCache {
         let mut placed = Vec::with_capacity(layers.len());
         for &geometry in layers {
             let values = geometry.k_dim.checked_add(geometry.v_dim).filter(|&sum| sum > 0);
-            let page_len = values
+            values
                 .and_then(|values| values.checked_mul(geometry.kv_heads))
-                .and_then(|values| values.checked_mul(PAGE_TOKENS))
+                .and_then(|values| values.checked_mul(16 * PAGE_TOKENS))
                 .filter(|&len| len > 0 && len < u32::MAX as usize)
                 .ok_or_else(|| Error::internal(format!("KV geometry {geometry:?}")))?;
+            // Padding makes rows of a few values up to nine times as long; that cannot overflow either.
+            let page_len = geometry.layout().page_len();
             let pool = match pools.iter().position(|pool| pool.page_len() == page_len) {
                 Some(pool) => pool,
                 None => {
@@ -100,7 +174,27 @@ impl KvCache {
             placed.push(Layer { geometry, pool });
         }
         let needed = vec![0; pools.len()];
-        Ok(KvCache { pools, layers: placed, options, returns: Arc::default(), needed })
+        let mut cache = KvCache {
+            pools,
+            layers: placed,
+            options,
+            returns: Arc::default(),
+            needed,
+            prefixes: PrefixCache::default(),
+            prefix_nodes: 0,
+        };
+        cache.prefix_nodes = cache.nodes_in(options.prefix_bytes);
+        Ok(cache)
+    }
+
+    /// How it behaves.
+    pub fn options(&self) -> &KvOptions {
+        &self.options
+    }
+
+    fn nodes_in(&self, bytes: u64) -> usize {
+        let node = PAGE_TOKENS as u64 * self.bytes_per_token();
+        usize::try_from(bytes / node.max(1)).unwrap_or(usize::MAX)
     }
 
     /// A sequence without tokens.
@@ -154,7 +248,6 @@ impl KvCache {
         self.check(seq)?;
         self.collect_returns();
         let end = seq.len().checked_add(n).ok_or_else(|| Error::internal("sequence length overflows"))?;
-        let pages = end.div_ceil(PAGE_TOKENS);
         // First all that can fail, then all that changes the sequence.
         self.needed.fill(0);
         for table in seq.tables() {
@@ -163,10 +256,10 @@ impl KvCache {
                 return Err(Error::internal("page pool"));
             };
             let shared = table.tail(seq.len()).is_some_and(|page| pool.is_shared(page));
-            *needed += pages.saturating_sub(table.pages.len()) + usize::from(shared);
+            *needed += table.pages_for(end).saturating_sub(table.pages.len()) + usize::from(shared);
         }
-        for (pool, &needed) in self.pools.iter_mut().zip(&self.needed) {
-            pool.ensure_free(needed)?;
+        for pool in 0..self.pools.len() {
+            self.make_room(pool)?;
         }
         let len = seq.len();
         for table in seq.tables_mut() {
@@ -179,11 +272,36 @@ impl KvCache {
                 pool.release(page);
                 table.set_tail(len, own);
             }
-            while table.pages.len() < pages {
+            while table.pages.len() < table.pages_for(end) {
                 table.pages.push(pool.take()?);
             }
         }
         Ok(())
+    }
+
+    /// Frees the pages that `needed` asks of a pool, if need be at the cost of prefixes.
+    fn make_room(&mut self, pool: usize) -> Result<()> {
+        let needed = self.needed.get(pool).copied().unwrap_or(0);
+        let limit = self.options.soft_limit.unwrap_or(u64::MAX);
+        while self.prefixes.len() > 0
+            && self.pools.get(pool).is_some_and(|pages| pages.free() < needed)
+            && self.bytes().saturating_add(self.pools.get(pool).map_or(0, PagePool::chunk_bytes)) > limit
+        {
+            self.forget_prefix();
+        }
+        loop {
+            let Some(pages) = self.pools.get_mut(pool) else { return Err(Error::internal("page pool")) };
+            match pages.ensure_free(needed) {
+                Err(Error::OutOfBudget { .. } | Error::OutOfMemory { .. }) if self.prefixes.len() > 0 => {
+                    self.forget_prefix();
+                    // Chunks of another pool may have become empty.
+                    if self.pools.get(pool).is_some_and(|pages| pages.free() < needed) {
+                        self.pools.iter_mut().for_each(PagePool::trim);
+                    }
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Stores keys (tokens x kv_heads x k_dim) and values (tokens x kv_heads x v_dim) of the tokens that were prepared,
@@ -201,14 +319,14 @@ impl KvCache {
         values: &[f32],
     ) -> Result<()> {
         let Layer { geometry, pool } = self.layer(layer)?;
-        let shape = geometry.shape();
+        let layout = geometry.layout();
         let (k_len, v_len) = (geometry.kv_heads * geometry.k_dim, geometry.kv_heads * geometry.v_dim);
         let (table, pool) = seq
             .tables()
             .get(layer)
             .zip(self.pools.get_mut(pool))
             .ok_or_else(|| Error::internal("KV layer"))?;
-        let start = seq.len() + first;
+        let start = table.slot(seq.len()) + first;
         for (position, (key, value)) in
             (start..).zip(keys.chunks_exact(k_len).zip(values.chunks_exact(v_len)))
         {
@@ -217,22 +335,40 @@ impl KvCache {
                 .get(position / PAGE_TOKENS)
                 .and_then(|&page| pool.page_mut(page))
                 .ok_or_else(|| Error::internal(format!("position {position} was not prepared")))?;
-            kernels.write_kv(&shape, page, position % PAGE_TOKENS, key, value);
+            kernels.write_kv(&layout, page, position % PAGE_TOKENS, key, value);
         }
         Ok(())
     }
 
-    /// The pages of one layer, for attention.
+    /// The slot of a layer that the end of the sequence is at: its length, less what was evicted.
+    pub fn slot(&self, seq: &Sequence, layer: usize) -> usize {
+        seq.tables().get(layer).map_or(0, |table| table.slot(seq.len()))
+    }
+
+    /// Positions that layers without a window hold of a sequence.
+    pub fn slots(&self, seq: &Sequence) -> usize {
+        let mut tables = self.layers.iter().zip(seq.tables()).filter(|(layer, _)| layer.evicts());
+        tables.next().map_or(0, |(_, table)| table.slot(seq.len()))
+    }
+
+    /// KV heads of each layer whose attention a policy must know, 0 for the others.
+    pub fn watched_heads(&self) -> Vec<usize> {
+        let heads = |layer: &Layer| if layer.evicts() { layer.geometry.kv_heads } else { 0 };
+        self.layers.iter().map(heads).collect()
+    }
+
+    /// The pages of one layer, for attention. Their positions are slots.
     ///
     /// # Errors
     /// Only for mistakes of the caller.
     pub fn pages<'a>(&'a self, seq: &'a Sequence, layer: usize) -> Result<KvPages<'a>> {
-        let Layer { pool, .. } = self.layer(layer)?;
+        let Layer { geometry, pool } = self.layer(layer)?;
         let (table, pool) =
             seq.tables().get(layer).zip(self.pools.get(pool)).ok_or_else(|| Error::internal("KV layer"))?;
         Ok(KvPages {
             chunks: pool.chunks(),
             chunk_pages: pool.chunk_pages(),
+            layout: geometry.layout(),
             page_len: pool.page_len(),
             table: &table.pages,
             first_token: table.first * PAGE_TOKENS,
@@ -275,17 +411,24 @@ impl KvCache {
             if len > 0 && table.first * PAGE_TOKENS > needed {
                 return cannot("the keys and values that sliding-window layers need there were given back");
             }
+            if len > 0 && len < table.floor {
+                return cannot("keys and values of earlier tokens were evicted");
+            }
         }
         seq.set_len(len);
         self.cut(seq, len);
         Ok(())
     }
 
+    /// How many of the last tokens of a sequence can be forgotten for certain.
+    pub fn slack(&self) -> usize {
+        self.options.window_slack.unwrap_or(usize::MAX)
+    }
+
     fn cut(&mut self, seq: &mut Sequence, len: usize) {
-        let pages = len.div_ceil(PAGE_TOKENS);
         for table in seq.tables_mut() {
             if let Some(pool) = self.pools.get_mut(table.pool) {
-                table.cut(pages, |page| pool.release(page));
+                table.cut(len, |page| pool.release(page));
             }
         }
     }

@@ -43,12 +43,20 @@ impl PagePool {
         self.chunk_pages
     }
 
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        2 * (self.chunk_pages * self.page_len) as u64
+    }
+
     pub(super) fn chunks(&self) -> &[Box<[u16]>] {
         &self.chunks
     }
 
     pub(super) fn used(&self) -> usize {
         self.refs.iter().filter(|&&refs| refs > 0).count()
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -121,6 +129,11 @@ impl PagePool {
     fn range(&self, page: u32) -> (usize, std::ops::Range<usize>) {
         let start = page as usize % self.chunk_pages * self.page_len;
         (page as usize / self.chunk_pages, start..start + self.page_len)
+    }
+
+    pub(super) fn page(&self, page: u32) -> Option<&[u16]> {
+        let (chunk, range) = self.range(page);
+        self.chunks.get(chunk)?.get(range)
     }
 
     pub(super) fn page_mut(&mut self, page: u32) -> Option<&mut [u16]> {

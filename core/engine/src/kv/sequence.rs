@@ -17,15 +17,29 @@ impl Returns {
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     pub(super) pool: usize,
-    /// Entry `i` holds the tokens `32 i .. 32 (i + 1)`.
+    /// Entry `i` holds the slots `32 i .. 32 (i + 1)`.
     pub(super) pages: Vec<u32>,
     /// Entries before this one were given back and mean nothing.
     pub(super) first: usize,
+    /// Positions that were evicted: a position from `floor` on is in the slot `position - gap`.
+    pub(super) gap: usize,
+    /// How long the sequence was when it was evicted last.
+    pub(super) floor: usize,
 }
 
 impl Table {
     pub(super) fn new(pool: usize) -> Self {
-        Table { pool, pages: Vec::new(), first: 0 }
+        Table { pool, pages: Vec::new(), first: 0, gap: 0, floor: 0 }
+    }
+
+    /// The slot of a position (or of the end).
+    pub(super) fn slot(&self, position: usize) -> usize {
+        position.saturating_sub(self.gap)
+    }
+
+    /// Pages for the positions before `len`.
+    pub(super) fn pages_for(&self, len: usize) -> usize {
+        self.slot(len).div_ceil(PAGE_TOKENS)
     }
 
     /// The entries that hold pages.
@@ -35,17 +49,23 @@ impl Table {
 
     /// The page that a sequence of `len` tokens is in the middle of.
     pub(super) fn tail(&self, len: usize) -> Option<u32> {
-        if len.is_multiple_of(PAGE_TOKENS) { None } else { self.pages.get(len / PAGE_TOKENS).copied() }
+        let slots = self.slot(len);
+        if slots.is_multiple_of(PAGE_TOKENS) { None } else { self.pages.get(slots / PAGE_TOKENS).copied() }
     }
 
     pub(super) fn set_tail(&mut self, len: usize, page: u32) {
-        if let Some(entry) = self.pages.get_mut(len / PAGE_TOKENS) {
+        let slots = self.slot(len);
+        if let Some(entry) = self.pages.get_mut(slots / PAGE_TOKENS) {
             *entry = page;
         }
     }
 
-    /// Keeps the first `pages` entries.
-    pub(super) fn cut(&mut self, pages: usize, mut release: impl FnMut(u32)) {
+    /// Keeps the pages of the positions before `len`.
+    pub(super) fn cut(&mut self, len: usize, mut release: impl FnMut(u32)) {
+        if len == 0 {
+            (self.gap, self.floor) = (0, 0);
+        }
+        let pages = self.pages_for(len);
         let from = pages.max(self.first).min(self.pages.len());
         self.pages.drain(from..).for_each(&mut release);
         self.pages.truncate(pages);

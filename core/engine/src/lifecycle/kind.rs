@@ -6,6 +6,7 @@ use super::LifecycleError;
 use crate::Error;
 use crate::sampling::SamplingError;
 use crate::session::SessionError;
+use crate::speculate::SpeculationError;
 use crate::store::StoreError;
 
 /// What an app can do about an error.
@@ -70,9 +71,10 @@ impl From<&Error> for ErrorKind {
             | Error::TensorShape { .. }
             | Error::ModelChanged { .. }
             | Error::Tokenizer(_) => Self::InvalidModel,
-            Error::OutOfBudget { .. } | Error::OutOfMemory { .. } | Error::DoesNotFit { .. } => {
-                Self::OutOfBudget
-            }
+            Error::OutOfBudget { .. }
+            | Error::OutOfMemory { .. }
+            | Error::DoesNotFit { .. }
+            | Error::Speculation(SpeculationError::DraftDoesNotFit { .. }) => Self::OutOfBudget,
             Error::ContextFull { needed: tokens, limit }
             | Error::Session(SessionError::PromptTooLong { tokens, limit }) => {
                 Self::ContextOverflow { tokens: *tokens, limit: *limit }
@@ -84,6 +86,7 @@ impl From<&Error> for ErrorKind {
             Error::Session(SessionError::EmptyPrompt | SessionError::InvalidOption { .. })
             | Error::Sampling(SamplingError::InvalidOption { .. } | SamplingError::UnknownToken { .. })
             | Error::TokenOutOfRange { .. }
+            | Error::Speculation(_)
             | Error::Lifecycle(LifecycleError::BadSave { .. }) => Self::InvalidArgument,
             Error::Lifecycle(LifecycleError::CrashLoop { deaths, .. }) => Self::CrashLoop { deaths: *deaths },
             Error::Lifecycle(LifecycleError::NotDownloaded { .. }) => Self::NotFound,

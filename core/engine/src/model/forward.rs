@@ -1,7 +1,9 @@
 //! The seam between models and sessions.
 
+use crate::kv::Evicted;
 use crate::memory::{MemoryPressure, ThermalLevel};
 use crate::{CancelFlag, Result};
+use std::io::{Read, Seek, Write};
 use std::ops::Range;
 
 /// Which of the tokens given to a step need logits. The output head is the largest matrix of a small model: rows that
@@ -28,6 +30,15 @@ impl Outputs {
             Outputs::From(first) => first.min(n)..n,
         }
     }
+}
+
+/// How a prompt is best cut into steps. The logits do not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptSteps {
+    /// A step ends at the last multiple of this that lies before the prompt's last token: only there can the sequence be published.
+    pub border: Option<usize>,
+    /// The last step has at least so many tokens, if the prompt has.
+    pub last: usize,
 }
 
 /// Something that turns tokens into logits: a model with its buffers, or a script in tests.
@@ -74,6 +85,86 @@ pub trait Forward: Send {
     fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
         let _ = pressure;
         None
+    }
+
+    /// How many of the last tokens of a step [`truncate`](Forward::truncate) can forget for certain, so that what is left
+    /// is exactly what it was before them. Wider steps than that are not tried on a guess.
+    fn undo(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Bytes of weights read from storage since loading; `None` if they are not streamed.
+    fn flash_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Makes what `seq` has read, which is `tokens`, available to sequences that begin alike. Costs no memory that others need.
+    fn publish(&mut self, seq: &Self::Seq, tokens: &[u32]) {
+        let _ = (seq, tokens);
+    }
+
+    /// How many of the first tokens need no work because another sequence has read them.
+    fn published(&mut self, tokens: &[u32]) -> usize {
+        let _ = tokens;
+        0
+    }
+
+    /// A sequence that has read so many of the first tokens; `None` if there are none. Its logits are bit for bit those of
+    /// a sequence that read them itself.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfBudget`].
+    fn resume(&mut self, tokens: &[u32]) -> Result<Option<Self::Seq>> {
+        let _ = tokens;
+        Ok(None)
+    }
+
+    /// How a prompt is best cut into steps.
+    fn prompt_steps(&self) -> PromptSteps {
+        PromptSteps::default()
+    }
+
+    /// Forgets what the policy of the cache does not keep.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfBudget`]; `seq` is as it was then.
+    fn evict(&mut self, seq: &mut Self::Seq) -> Result<Evicted> {
+        let _ = seq;
+        Ok(Evicted::default())
+    }
+
+    /// The same before a step of `next` tokens, but only if it is configured to be done then, or memory has become critically
+    /// scarce. Gives what is gone, if anything is.
+    ///
+    /// # Errors
+    /// As for [`evict`](Self::evict).
+    fn make_room(
+        &mut self,
+        seq: &mut Self::Seq,
+        next: usize,
+        pressure: Option<MemoryPressure>,
+    ) -> Result<Option<Evicted>> {
+        let _ = (seq, next, pressure);
+        Ok(None)
+    }
+
+    /// Writes `seq`, which has read `tokens`, so that [`restore`](Self::restore) can bring it back in another process.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`], and those of writing.
+    fn save(&mut self, seq: &Self::Seq, tokens: &[u32], out: &mut dyn Write) -> Result<()> {
+        let _ = (seq, tokens, out);
+        Err(crate::Error::Unsupported { what: "saving sequences of this kind of model".into() })
+    }
+
+    /// A saved sequence and its tokens.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadCacheFile`] for files that are damaged, or of another model or other settings;
+    /// [`crate::Error::OutOfBudget`].
+    fn restore<R: Read + Seek>(&mut self, input: &mut R) -> Result<(Self::Seq, Vec<u32>)> {
+        let _ = input;
+        Err(crate::Error::Unsupported { what: "restoring sequences of this kind of model".into() })
     }
 
     /// The device is hot, or no longer: fewer threads, and nothing read ahead. Gives how many threads run from the next step on, or

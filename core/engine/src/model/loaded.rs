@@ -93,8 +93,14 @@ impl Blueprint {
         stream: &StreamOptions,
         accountant: &Accountant,
     ) -> Result<LoadedModel> {
-        let weights = residency::open(self.gguf, self.layout, plan, stream, accountant)?;
-        Ok(LoadedModel { arch: self.arch, products: self.products, routers: self.routers, weights })
+        let weights = residency::open(Arc::clone(&self.gguf), self.layout, plan, stream, accountant)?;
+        Ok(LoadedModel {
+            arch: self.arch,
+            products: self.products,
+            routers: self.routers,
+            weights,
+            gguf: self.gguf,
+        })
     }
 }
 
@@ -105,6 +111,7 @@ pub struct LoadedModel {
     products: Vec<Product>,
     routers: Vec<RouterRef>,
     weights: Box<dyn WeightStore>,
+    gguf: Arc<Gguf>,
 }
 
 impl LoadedModel {
@@ -120,6 +127,11 @@ impl LoadedModel {
     /// Sizes.
     pub fn spec(&self) -> &ModelSpec {
         self.arch.spec()
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
     }
 
     /// All products of a pass, each kind once.

@@ -15,10 +15,13 @@ use super::routing::RouteObserver;
 use super::scratch::Scratch;
 use super::shortcuts::ExpertShortcuts;
 use super::state::RecurrentState;
-use crate::kv::{KvCache, Sequence};
+use crate::kv::{Heat, KvCache, KvType, Sequence};
 use crate::residency::{UnitGuard, UnitId, VectorRef, WeightStore};
 use crate::{CancelFlag, Error, Result};
-use pannier_kernels::{Activations, AttentionJob, Job, Kernels, Need, Parallel, RopeTable, for_each_piece};
+use pannier_kernels::{
+    Activations, AttentionJob, Job, Kernels, Need, ObserveJob, Parallel, RopeTable, for_each_piece,
+    hadamard_in_place,
+};
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -51,11 +54,14 @@ pub struct Pass<'a> {
     kv: &'a mut KvCache,
     seq: &'a Sequence,
     recurrent: Option<&'a mut RecurrentState>,
+    heat: Option<&'a mut Heat>,
     s: &'a mut Scratch,
     tokens: &'a [u32],
     positions: &'a [u32],
     /// Index of the first token among those that were prepared in the sequence.
     start: usize,
+    /// Tokens of the step that this pass is part of.
+    step: usize,
     /// Tokens whose logits are asked for.
     outputs: Range<usize>,
     /// Rows of logits that earlier passes of the same step have written.
@@ -71,6 +77,8 @@ pub(super) struct Tokens<'a> {
     pub positions: &'a [u32],
     /// Index of the first among the tokens of the step.
     pub start: usize,
+    /// Tokens of the step.
+    pub step: usize,
 }
 
 impl std::fmt::Debug for Pass<'_> {
@@ -100,21 +108,23 @@ impl<'a> Pass<'a> {
     pub(super) fn new(
         cx: Context<'a>,
         kv: &'a mut KvCache,
-        (seq, recurrent): (&'a Sequence, Option<&'a mut RecurrentState>),
+        (seq, recurrent, heat): (&'a Sequence, Option<&'a mut RecurrentState>, Option<&'a mut Heat>),
         s: &'a mut Scratch,
         tokens: Tokens<'a>,
         (outputs, written): (Range<usize>, usize),
     ) -> Self {
-        let Tokens { ids, positions, start } = tokens;
+        let Tokens { ids, positions, start, step } = tokens;
         Pass {
             cx,
             kv,
             seq,
             recurrent,
+            heat,
             s,
             tokens: ids,
             positions,
             start,
+            step,
             outputs,
             written,
             rows: 0..ids.len(),
@@ -271,6 +281,9 @@ impl<'a> Pass<'a> {
     /// Only for mistakes of the caller.
     pub fn store_kv(&mut self, layer: usize, attention: &Attention) -> Result<()> {
         let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
+        if self.kv.types(layer).0 == KvType::Q4Rotated {
+            rotate(&self.cx, rows_mut(&mut s.k, n, spec.k_width()), spec.shape.k_dim);
+        }
         let (k, v) = (rows(&s.k, n, spec.k_width()), rows(&s.v, n, spec.v_width()));
         self.kv.write(self.cx.kernels, self.seq, layer, self.start, k, v)
     }
@@ -311,12 +324,15 @@ impl<'a> Pass<'a> {
         let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
         let shape = spec.shape;
         let sinks = attention.sinks.map(|sinks| self.cx.weights.vector(sinks)).transpose()?;
+        if self.kv.types(layer).0 == KvType::Q4Rotated {
+            rotate(&self.cx, rows_mut(&mut s.q, n, spec.q_width()), shape.k_dim);
+        }
         self.cx.kernels.attention(
             self.cx.par,
             &mut AttentionJob {
                 q: rows(&s.q, n, spec.q_width()),
                 n,
-                first_pos: self.seq.len() + self.start + self.rows.start,
+                first_pos: self.kv.slot(self.seq, layer) + self.start + self.rows.start,
                 heads: shape.heads,
                 kv_heads: shape.kv_heads,
                 k_dim: shape.k_dim,
@@ -330,6 +346,39 @@ impl<'a> Pass<'a> {
                 out: rows_mut(&mut s.a, n, spec.out_width()),
             },
         );
+        self.watch(layer, attention)
+    }
+
+    /// Adds up the attention of those queries that a policy watches.
+    fn watch(&mut self, layer: usize, attention: &Attention) -> Result<()> {
+        let Some(heat) = self.heat.as_deref_mut() else { return Ok(()) };
+        let (spec, s) = (attention.spec, &mut *self.s);
+        let sinks = attention.sinks.map(|sinks| self.cx.weights.vector(sinks)).transpose()?;
+        let first = self.start + self.rows.start;
+        let here = first..first + self.rows.len();
+        let watched = Heat::watched(self.seq.len(), self.step).enumerate();
+        for (query, index) in watched.filter(|(_, index)| here.contains(index)) {
+            let position = self.kv.slot(self.seq, layer) + index;
+            let Some((sums, weights)) = heat.of_layer(layer, position + 1, (query, self.step)) else {
+                return Ok(());
+            };
+            let width = spec.q_width();
+            self.cx.kernels.observe(
+                self.cx.par,
+                &mut ObserveJob {
+                    q: &s.q[(index - first) * width..][..width],
+                    position,
+                    shape: spec.shape,
+                    kv: self.kv.pages(self.seq, layer)?,
+                    scale: spec.scale,
+                    soft_cap: spec.soft_cap,
+                    sinks,
+                    scratch: &mut s.attention,
+                    weights,
+                    sums,
+                },
+            );
+        }
         Ok(())
     }
 
@@ -431,6 +480,11 @@ fn norm_rows(cx: &Context<'_>, x: &mut [f32], weight: VectorRef, eps: f32, width
         cx.kernels.rms_norm_in_place(x, Some(weight), eps, width);
     });
     Ok(())
+}
+
+/// Rotates heads of `dim` values, so that no channel stands out.
+fn rotate(cx: &Context<'_>, x: &mut [f32], dim: usize) {
+    for_each_piece(cx.par, x, piece(dim), &|_, x| hadamard_in_place(x, dim));
 }
 
 /// Whether products with these weights read activations rounded to half precision.

@@ -1,7 +1,7 @@
 //! Runs a model: sequences in, logits out.
 
 use super::activations::ActivationObserver;
-use super::forward::{Forward, Outputs};
+use super::forward::{Forward, Outputs, PromptSteps};
 use super::loaded::LoadedModel;
 use super::pass::{Context, Pass, Tokens};
 use super::precision::PrecisionTable;
@@ -9,11 +9,12 @@ use super::routing::RouteObserver;
 use super::scratch::{Scratch, ScratchPlan};
 use super::shortcuts::ExpertShortcuts;
 use super::state::{ModelSequence, RecurrentState};
-use crate::kv::{KvCache, KvGeometry, KvOptions};
+use crate::kv::{Evicted, KvCache, KvOptions, KvPolicy, WATCH_LAST};
 use crate::memory::{Accountant, MemoryPressure, ThermalLevel};
 use crate::{CancelFlag, Error, Result};
-use pannier_kernels::{Kernels, Parallel, RopeTable};
+use pannier_kernels::{Kernels, PAGE_TOKENS, Parallel, RopeTable};
 use std::any::Any;
+use std::io::{Read, Seek, Write};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -54,13 +55,13 @@ pub struct Runner {
     model: Arc<LoadedModel>,
     par: Arc<dyn Parallel + Send + Sync>,
     kernels: &'static Kernels,
-    precision: PrecisionTable,
+    pub(super) precision: PrecisionTable,
     observer: Option<Arc<dyn RouteObserver>>,
     shortcuts: ExpertShortcuts,
     dropped: AtomicU64,
     activations: Option<Arc<dyn ActivationObserver>>,
-    accountant: Accountant,
-    kv: KvCache,
+    pub(super) accountant: Accountant,
+    pub(super) kv: KvCache,
     scratch: Scratch,
     ropes: Vec<RopeTable>,
     positions: Vec<u32>,
@@ -101,8 +102,7 @@ impl Runner {
             threads: par.threads(),
         };
         let scratch = Scratch::new(&plan, accountant)?;
-        let geometries: Vec<KvGeometry> = spec.attention.iter().map(|layer| layer.kv()).collect();
-        let kv = KvCache::new(&geometries, options.kv, accountant)?;
+        let kv = KvCache::new(&spec.kv(options.kv.types), options.kv, accountant)?;
         let ropes =
             spec.ropes.iter().map(|rope| rope.table(model.weights(), chunk)).collect::<Result<Vec<_>>>()?;
         Ok(Runner {
@@ -169,7 +169,8 @@ impl Runner {
     /// [`Error::OutOfBudget`] and [`Error::OutOfMemory`], for such states.
     pub fn fork(&mut self, seq: &ModelSequence) -> Result<ModelSequence> {
         let recurrent = seq.recurrent.as_ref().map(|state| state.fork(&self.accountant)).transpose()?;
-        Ok(ModelSequence { kv: self.kv.fork(&seq.kv)?, recurrent })
+        let heat = seq.heat.as_ref().map(|heat| heat.fork()).transpose()?;
+        Ok(ModelSequence { kv: self.kv.fork(&seq.kv)?, recurrent, heat })
     }
 
     fn check(&self, seq: &ModelSequence, tokens: &[u32]) -> Result<()> {
@@ -196,7 +197,7 @@ impl Runner {
         outputs: Range<usize>,
         cancel: &CancelFlag,
     ) -> Result<()> {
-        let mut written = 0;
+        let (mut written, step) = (0, tokens.len());
         if !outputs.is_empty() {
             self.scratch.fit_logits(outputs.len(), &self.accountant)?;
         }
@@ -226,8 +227,8 @@ impl Runner {
             };
             let outputs = wanted(outputs.start)..wanted(outputs.end);
             let rows = outputs.len();
-            let tokens = Tokens { ids: tokens, positions: &self.positions, start };
-            let of = (&seq.kv, seq.recurrent.as_mut());
+            let tokens = Tokens { ids: tokens, positions: &self.positions, start, step };
+            let of = (&seq.kv, seq.recurrent.as_mut(), seq.heat.as_mut());
             let mut pass = Pass::new(cx, &mut self.kv, of, &mut self.scratch, tokens, (outputs, written));
             self.model.arch().forward(&mut pass)?;
             written += rows;
@@ -244,7 +245,8 @@ impl Forward for Runner {
             [] => None,
             layers => Some(RecurrentState::new(layers, &self.accountant)?),
         };
-        Ok(ModelSequence { kv: self.kv.new_sequence(), recurrent })
+        let heat = self.new_heat()?;
+        Ok(ModelSequence { kv: self.kv.new_sequence(), recurrent, heat })
     }
 
     fn vocab(&self) -> usize {
@@ -268,7 +270,17 @@ impl Forward for Runner {
             return Ok(&[]);
         }
         let n = tokens.len();
-        self.kv.prepare(&mut seq.kv, n)?;
+        let (len, slots) = (seq.len(), self.kv.slots(&seq.kv));
+        if let Some(heat) = &mut seq.heat {
+            heat.begin(len, slots, n)?;
+        }
+        match self.kv.prepare(&mut seq.kv, n) {
+            // What the plan promised to the KV cache was lent to more rows of logits.
+            Err(Error::OutOfBudget { .. }) if self.scratch.give_back_logits() => {
+                self.kv.prepare(&mut seq.kv, n)?;
+            }
+            prepared => prepared?,
+        }
         if let Some(state) = &mut seq.recurrent {
             state.begin(n);
         }
@@ -281,6 +293,9 @@ impl Forward for Runner {
                 self.kv.commit(&mut seq.kv, n);
                 if let Some(state) = &mut seq.recurrent {
                     state.commit(n);
+                }
+                if let Some(heat) = &mut seq.heat {
+                    heat.commit(len, slots, n);
                 }
                 Ok(self.scratch.logits.get(..outputs.len() * self.model.spec().vocab).unwrap_or(&[]))
             }
@@ -304,14 +319,79 @@ impl Forward for Runner {
         if let Some(state) = &mut seq.recurrent {
             state.truncate(len);
         }
+        if let Some(heat) = &mut seq.heat {
+            heat.truncate(len, self.kv.slots(&seq.kv));
+        }
         Ok(())
     }
 
     fn relieve(&mut self, pressure: MemoryPressure) -> Option<u64> {
         let weights = self.model.weights();
-        let full =
-            weights.plan().map(|plan| u64::from(plan.slots) * plan.slot_bytes).filter(|&full| full > 0)?;
-        Some(weights.resize_cache(pressure.share(full)))
+        let slots = weights.plan().map_or(0, |plan| u64::from(plan.slots) * plan.slot_bytes);
+        let prefixes = self.kv.options().prefix_bytes;
+        if slots == 0 && prefixes == 0 {
+            return None;
+        }
+        let slots = if slots > 0 { weights.resize_cache(pressure.share(slots)) } else { 0 };
+        self.kv.limit_prefixes(pressure.share(prefixes));
+        Some(slots + pressure.share(prefixes))
+    }
+
+    fn publish(&mut self, seq: &ModelSequence, tokens: &[u32]) {
+        self.publish_sequence(seq, tokens);
+    }
+
+    fn published(&mut self, tokens: &[u32]) -> usize {
+        self.published_tokens(tokens)
+    }
+
+    fn resume(&mut self, tokens: &[u32]) -> Result<Option<ModelSequence>> {
+        self.resume_sequence(tokens)
+    }
+
+    fn prompt_steps(&self) -> PromptSteps {
+        let states = !self.model.spec().recurrent.is_empty() && self.kv.options().prefix_bytes > 0;
+        PromptSteps {
+            border: states.then_some(PAGE_TOKENS),
+            last: if self.kv.options().policy.watches() { WATCH_LAST } else { 0 },
+        }
+    }
+
+    fn evict(&mut self, seq: &mut ModelSequence) -> Result<Evicted> {
+        self.evict_with(seq, self.kv.options().policy)
+    }
+
+    fn make_room(
+        &mut self,
+        seq: &mut ModelSequence,
+        next: usize,
+        pressure: Option<MemoryPressure>,
+    ) -> Result<Option<Evicted>> {
+        self.evict_before(seq, next, pressure)
+    }
+
+    fn save(&mut self, seq: &ModelSequence, tokens: &[u32], out: &mut dyn Write) -> Result<()> {
+        self.save_sequence(seq, tokens, out)
+    }
+
+    fn restore<R: Read + Seek>(&mut self, input: &mut R) -> Result<(ModelSequence, Vec<u32>)> {
+        self.restore_sequence(input)
+    }
+
+    fn undo(&self) -> usize {
+        let recurrent = if self.model.spec().recurrent.is_empty() { usize::MAX } else { super::state::UNDO };
+        // With shortcuts, answers depend on which experts are in memory, and so on what was guessed: no guesses then.
+        // The same holds for what a policy evicts: it looks at whole steps.
+        let keeps_all = matches!(self.kv.options().policy, KvPolicy::KeepAll);
+        let exact = keeps_all && self.shortcuts == ExpertShortcuts::default();
+        let exact = if exact { usize::MAX } else { 0 };
+        // Pages of windowed layers that a step gave back do not come again.
+        self.kv.slack().min(recurrent).min(exact)
+    }
+
+    fn flash_bytes(&self) -> Option<u64> {
+        let weights = self.model.weights();
+        weights.plan().filter(|plan| !plan.mapped).map(|_| weights.flash().bytes)
     }
 
     fn cool(&mut self, level: ThermalLevel) -> Option<usize> {

@@ -24,6 +24,9 @@ pub struct ScratchPlan<'a> {
     pub threads: usize,
 }
 
+/// Rows of logits that stay once they were asked for: those of a step that checks a few guessed tokens.
+const FEW_ROWS: usize = 9;
+
 /// Values per row of each buffer.
 #[derive(Clone, Copy, Debug)]
 struct Widths {
@@ -288,6 +291,16 @@ impl Scratch {
         Ok(())
     }
 
+    /// Gives back the rows of logits that were kept for speed. Answers whether there were any.
+    pub fn give_back_logits(&mut self) -> bool {
+        if self.more_logits.is_none() {
+            return false;
+        }
+        self.logits = Vec::new();
+        self.more_logits = None;
+        true
+    }
+
     /// Makes room for `rows` rows of logits.
     ///
     /// # Errors
@@ -295,8 +308,10 @@ impl Scratch {
     pub fn fit_logits(&mut self, rows: usize, accountant: &Accountant) -> Result<()> {
         let rows = rows.max(1);
         let len = rows.checked_mul(self.vocab).ok_or_else(|| Error::internal("rows of logits overflow"))?;
-        // A step that asked for many rows was one of a kind: its memory does not stay with those that ask for one.
-        if len > self.logits.len() || len < self.logits.len() / 4 {
+        // A step that asked for many rows was one of a kind: its memory does not stay with those that ask for one. But steps that check a
+        // few guessed tokens alternate with plain ones, and pages that come and go cost more than they hold.
+        let few = FEW_ROWS.saturating_mul(self.vocab);
+        if len > self.logits.len() || (len < self.logits.len() / 4 && self.logits.len() > few) {
             self.logits = Vec::new();
             self.more_logits = None;
             let more = 4 * (len - self.vocab) as u64;

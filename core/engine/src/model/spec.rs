@@ -2,7 +2,7 @@
 
 use super::pass::Pass;
 use crate::Result;
-use crate::kv::KvGeometry;
+use crate::kv::{KvGeometry, KvType, KvTypes};
 use crate::residency::VectorRef;
 use pannier_kernels::{AttentionShape, DeltaShape, RopeStyle, Yarn};
 
@@ -37,6 +37,11 @@ impl ModelSpec {
     /// Bytes of the states that recurrent layers keep for each sequence; they do not grow with it.
     pub fn recurrent_bytes(&self) -> u64 {
         super::state::bytes(&self.recurrent)
+    }
+
+    /// What attention layers keep of each token, with these element types.
+    pub fn kv(&self, types: KvTypes) -> Vec<KvGeometry> {
+        crate::kv::typed(self.attention.iter().map(AttentionSpec::kv), types)
     }
 }
 
@@ -142,10 +147,11 @@ impl AttentionSpec {
         AttentionSpec { scale: self.q_scale, q_scale: self.scale, ..self }
     }
 
-    /// What the layer keeps of each token.
+    /// What the layer keeps of each token, in half precision.
     pub fn kv(&self) -> KvGeometry {
         let AttentionShape { kv_heads, k_dim, v_dim, .. } = self.shape;
-        KvGeometry { kv_heads, k_dim, v_dim, window: self.window }
+        let (k, v) = (KvType::F16, KvType::F16);
+        KvGeometry { kv_heads, k_dim, v_dim, window: self.window, k, v }
     }
 
     /// Width of all queries of a token.

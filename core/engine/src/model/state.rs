@@ -17,13 +17,15 @@
 //! for two states and a journal of some tokens; a step of many tokens (prefill) is not journalled and costs at most one copy.
 
 use super::spec::RecurrentSpec;
-use crate::kv::Sequence;
+use crate::kv::{Heat, Sequence};
 use crate::memory::{Accountant, Category, Reservation, zeroed};
 use crate::{Error, Result};
 use std::ops::Range;
 
 /// Steps of up to this many tokens are journalled.
 const SHORT_STEP: usize = 16;
+/// So many of the last tokens of a step can be forgotten: the first one of a journalled step stays.
+pub(super) const UNDO: usize = SHORT_STEP - 1;
 /// A journal that starts a step with more tokens than this begins anew, so that it holds at most three short steps.
 const RENEW: usize = SHORT_STEP;
 const CAPACITY: usize = 3 * SHORT_STEP;
@@ -33,6 +35,8 @@ const CAPACITY: usize = 3 * SHORT_STEP;
 pub struct ModelSequence {
     pub(super) kv: Sequence,
     pub(super) recurrent: Option<RecurrentState>,
+    /// For policies that watch attention.
+    pub(super) heat: Option<Heat>,
 }
 
 impl ModelSequence {
@@ -128,6 +132,32 @@ impl RecurrentState {
         fork.journal.copy_from_slice(&self.journal);
         (fork.len, fork.origin, fork.covered) = (self.len, self.origin, self.covered);
         Ok(fork)
+    }
+
+    /// The state after `len` tokens, from [`RecurrentState::values`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfBudget`], [`Error::OutOfMemory`]; values of another length.
+    pub fn of(
+        specs: &[RecurrentSpec],
+        len: usize,
+        values: &[f32],
+        accountant: &Accountant,
+    ) -> Result<RecurrentState> {
+        let mut state = RecurrentState::new(specs, accountant)?;
+        if values.len() != state.state.len() {
+            return Err(Error::internal("a recurrent state of another length"));
+        }
+        state.state.copy_from_slice(values);
+        state.base.copy_from_slice(values);
+        state.layers.iter_mut().for_each(|layer| layer.base_len = len);
+        (state.len, state.origin, state.covered) = (len, len, len);
+        Ok(state)
+    }
+
+    /// The current state of all layers; `None` if the next step has yet to make it from the journal.
+    pub fn values(&self) -> Option<Vec<f32>> {
+        (!self.layers.iter().any(|layer| layer.stale)).then(|| self.state.clone())
     }
 
     /// A step of `n` tokens begins.

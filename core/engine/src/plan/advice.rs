@@ -26,8 +26,9 @@ pub(super) fn notes(plan: &mut Plan, model: &Blueprint, device: &DeviceProfile, 
         }
         if plan.kv_bytes > plan.budget / 4 {
             notes.push(format!(
-                "the KV cache takes {}; keeping it in 8 bits halves that, in 4 bits quarters it",
-                size(plan.kv_bytes)
+                "the KV cache takes {} as {}; in half precision, 8 bits (q8) would halve that and 4 bits (q4) quarter it",
+                size(plan.kv_bytes),
+                plan.kv_types
             ));
         }
         if plan.scratch_bytes > plan.budget / 4 && plan.chunk > 32 {

@@ -13,11 +13,14 @@
 mod advice;
 mod device;
 mod measure;
+mod speculation;
 mod speed;
 
 pub use device::{DeviceProfile, FormatRate};
+pub use speculation::{Forecast, GUESSES_RIGHT};
 pub use speed::TokenTime;
 
+use crate::kv::{EvictWhen, KvOptions, KvTypes};
 use crate::memory::{Accountant, Category, Reservation};
 use crate::model::{Blueprint, ModelOptions, PrecisionTable, ScratchPlan};
 use crate::residency::{ResidencyPlan, ResidencyWish};
@@ -35,6 +38,8 @@ pub struct PlanWish {
     pub chunk: Option<usize>,
     /// Threads; 1 if 0.
     pub threads: usize,
+    /// The KV cache: its element types, and its policy if that bounds it.
+    pub kv: KvOptions,
 }
 
 /// What bounds the speed.
@@ -84,6 +89,8 @@ pub struct Plan {
     pub expert_hit_rate: Option<f64>,
     /// The KV cache with a full context.
     pub kv_bytes: u64,
+    /// Its element types.
+    pub kv_types: KvTypes,
     /// Buffers of a pass.
     pub scratch_bytes: u64,
     /// Norms and biases, as floats.
@@ -102,6 +109,8 @@ pub struct Plan {
     pub prefill_tok_s: f64,
     /// What bounds decoding.
     pub bound_by: Bound,
+    /// What speculation is made of.
+    times: speculation::PassTimes,
     /// Advice in words.
     pub notes: Vec<String>,
 }
@@ -155,7 +164,8 @@ impl Plan {
         let vector_bytes: u64 = layout.vectors().iter().map(|vector| 4 * vector.len as u64).sum();
         let weight_bytes: u64 = layout.units().iter().map(|unit| unit.bytes()).sum();
         let (scratch_bytes, other_bytes) = (scratch(chunk), other_bytes(model.gguf()));
-        let kv_bytes = kv_bytes(model, spec.context);
+        let kv_types = wish.kv.types;
+        let kv_bytes = kv_bytes(model, spec.context, chunk, &wish.kv);
         let fixed = vector_bytes + scratch_bytes + other_bytes + margin(budget);
         let around = fixed.saturating_add(kv_bytes);
 
@@ -171,6 +181,7 @@ impl Plan {
             streamed_bytes_per_token: 0,
             expert_hit_rate: None,
             kv_bytes,
+            kv_types,
             scratch_bytes,
             vector_bytes,
             other_bytes,
@@ -180,6 +191,7 @@ impl Plan {
             time: TokenTime::default(),
             prefill_tok_s: 0.0,
             bound_by: Bound::Memory,
+            times: speculation::PassTimes::default(),
             notes: Vec::new(),
         };
         let mut wish = ResidencyWish { budget: None, experts_used: model.experts_used() };
@@ -223,6 +235,13 @@ impl Plan {
         };
         self.peak_bytes = around + copies;
         self.file_backed_bytes = if residency.mapped { self.weight_bytes } else { 0 };
+    }
+
+    /// What guesses are expected to bring that are right with probability `right` (see [`GUESSES_RIGHT`]); those of n-grams cost nothing, a
+    /// draft model of `draft_bytes` reads these for each.
+    #[must_use]
+    pub fn speculation(&self, device: &DeviceProfile, right: f64, draft_bytes: u64) -> Forecast {
+        self.times.forecast(right, draft_bytes as f64 / device.decode_bps)
     }
 
     /// The plan, or the error that carries it.
@@ -315,10 +334,16 @@ fn least_copies(model: &Blueprint, wish: &ResidencyWish) -> Result<u64> {
 }
 
 /// KV of `tokens`, in whole pages and chunks as the cache allocates them, and the states of recurrent layers.
-fn kv_bytes(model: &Blueprint, tokens: usize) -> u64 {
+fn kv_bytes(model: &Blueprint, tokens: usize, chunk: usize, options: &KvOptions) -> u64 {
+    // A policy that acts by itself lets no layer grow beyond this.
+    let bound = match (options.policy.keeps(), options.evict) {
+        (Some(keeps), EvictWhen::Above(slack)) => keeps.saturating_add(slack).saturating_add(chunk),
+        _ => usize::MAX,
+    };
     let mut pools: Vec<(u64, u64)> = Vec::new();
-    for layer in &model.spec().attention {
-        let page = PAGE_TOKENS as u64 * layer.kv().bytes_per_token();
+    for layer in model.spec().kv(options.types) {
+        let page = PAGE_TOKENS as u64 * layer.bytes_per_token();
+        let tokens = if layer.window.is_none() { tokens.min(bound) } else { tokens };
         let pages = tokens.div_ceil(PAGE_TOKENS) as u64;
         match pools.iter_mut().find(|(size, _)| *size == page) {
             Some((_, count)) => *count += pages,

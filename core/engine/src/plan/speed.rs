@@ -13,6 +13,7 @@
 //! The rates of a measured device differ by block format and precision by up to a factor of three; of a device on paper only one is
 //! known.
 
+use super::speculation::PassTimes;
 use super::{Bound, DeviceProfile, FormatRate, Plan};
 use crate::model::{Blueprint, PrecisionTable, Role};
 use crate::residency::UnitKind;
@@ -158,6 +159,15 @@ impl Plan {
         let own = time.compute + time.attending(position);
         self.bound_by = if time.flash.max(time.stalls) > own { Bound::Flash } else { Bound::Memory };
 
+        self.times = PassTimes {
+            memory: time.compute - sums.experts + time.attending(position),
+            experts: sums.experts,
+            share: share_used(model),
+            flash: time.flash,
+            stalls: time.stalls,
+            compute: sums.prefill,
+        };
+
         let chunk = self.chunk as f64;
         // A chunk of some size touches nearly every expert.
         let misses = residency.expert_bytes as f64
@@ -172,6 +182,18 @@ impl Plan {
     pub fn decode_tok_s_at(&self, position: usize) -> f64 {
         1.0 / self.time.total(position).max(1e-9)
     }
+}
+
+/// The share of a layer's experts that a token uses, over all layers that have some; 0 without experts.
+fn share_used(model: &Blueprint) -> f64 {
+    let mut layers = BTreeMap::<usize, f64>::new();
+    for unit in model.layout().units() {
+        if let UnitKind::Expert { layer, .. } = unit.kind {
+            *layers.entry(layer).or_default() += 1.0;
+        }
+    }
+    let all: f64 = layers.values().sum();
+    if all > 0.0 { (model.experts_used() as f64 * layers.len() as f64 / all).min(1.0) } else { 0.0 }
 }
 
 /// Hits of the default policy by the share of experts that have slots: the recorded traces of two models of different sizes lie

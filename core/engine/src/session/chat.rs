@@ -1,6 +1,8 @@
 //! Conversations.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pannier_tokenizer::{ChatMessage, ChatTemplate, LocalTime, RenderInput, Role};
@@ -8,9 +10,11 @@ use serde_json::{Map, Value};
 
 use super::clock::utc_now;
 use super::core::{self, Outcome, SessionCore, Sink};
+use super::overflow::{self, Fitted};
 use super::spawn::{GenerationHandle, OwnedSink};
-use super::{Completion, FinishReason, GenerationEvent, GenerationOptions, Model};
+use super::{Completion, FinishReason, GenerationEvent, GenerationOptions, Model, Notice, Overflow};
 use crate::Result;
+use crate::kv::Evicted;
 use crate::model::{Forward, Runner};
 
 /// What stays the same for all turns of a conversation.
@@ -29,6 +33,8 @@ pub struct ChatOptions {
     pub now: Option<LocalTime>,
     /// Another template than the file's.
     pub template: Option<Arc<ChatTemplate>>,
+    /// What to do when the next turn does not fit into the context.
+    pub overflow: Overflow,
 }
 
 /// A conversation. Each turn renders the whole history with the model's template; what the new prompt has in common with
@@ -67,15 +73,20 @@ impl Talk {
         })?)
     }
 
-    /// The prompt that answers `next` after the history.
-    fn prompt<F: Forward>(&self, model: &Model<F>, next: &[ChatMessage]) -> Result<Vec<u32>> {
-        let mut messages = self.history().clone();
-        messages.extend_from_slice(next);
+    /// The prompt that answers `next` after as much of the history as fits.
+    fn prompt<F: Forward>(
+        &self,
+        model: &Model<F>,
+        next: &[ChatMessage],
+        overflow: Overflow,
+    ) -> Result<Fitted> {
+        let history = self.history().clone();
         // Templates write BOS themselves.
-        model.encode_prompt(&self.render(&messages)?, false)
+        let encode = |messages: &[ChatMessage]| model.encode_prompt(&self.render(messages)?, false);
+        overflow::fit(overflow, model.context(), &history, next, &encode)
     }
 
-    fn commit(&self, next: Vec<ChatMessage>, outcome: &Outcome<'_>) {
+    fn commit(&self, next: Vec<ChatMessage>, dropped: usize, outcome: &Outcome<'_>) {
         let answer = match outcome {
             // Cut before the first word: the model has not answered.
             Outcome::Completed(Completion { text, finish_reason, .. })
@@ -89,6 +100,9 @@ impl Talk {
             Outcome::Cancelled(_) | Outcome::Failed => return,
         };
         let mut history = self.history();
+        let head = overflow::head(&history);
+        let end = history.len().min(head + dropped);
+        history.drain(head..end);
         history.extend(next);
         history.push(ChatMessage::new(Role::Assistant, answer));
     }
@@ -182,12 +196,12 @@ impl<F: Forward> ChatSession<F> {
         self.talk.render(&messages)
     }
 
-    /// How many tokens the prompt for these further messages has.
+    /// How many tokens the prompt for these further messages has, with all of the history.
     ///
     /// # Errors
     /// [`Error::Template`](crate::Error::Template).
     pub fn token_count(&self, next: &[ChatMessage]) -> Result<usize> {
-        Ok(self.talk.prompt(&self.core.model, next)?.len())
+        Ok(self.talk.prompt(&self.core.model, next, Overflow::Fail)?.tokens.len())
     }
 
     /// Cancels the running generation, if any. Never blocks.
@@ -213,6 +227,37 @@ impl<F: Forward> ChatSession<F> {
     pub fn cached_tokens(&self) -> usize {
         self.core.cached_tokens()
     }
+
+    /// Forgets what the policy of the KV cache does not keep (see [`KvOptions`](crate::kv::KvOptions)), and gives its memory back.
+    /// What stays keeps its positions.
+    ///
+    /// # Errors
+    /// [`Busy`](super::SessionError::Busy) or [`Closed`](super::SessionError::Closed); [`Error::OutOfBudget`](crate::Error::OutOfBudget) if pages
+    /// that other sessions share cannot be copied.
+    pub fn evict(&self) -> Result<Evicted> {
+        self.core.evict()
+    }
+
+    /// Writes what was read to a file, for [`restore`](Self::restore_cache). The file appears whole or not at all. It holds the
+    /// text in a form that this model can read: it is as private as the text itself.
+    ///
+    /// # Errors
+    /// [`NothingRead`](super::SessionError::NothingRead), [`Busy`](super::SessionError::Busy) or [`Closed`](super::SessionError::Closed);
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn save_cache(&self, path: &Path) -> Result<()> {
+        self.core.save(path)
+    }
+
+    /// Takes what was read from a file, also one of an earlier process: a prompt that begins with its tokens need not read them again.
+    /// Gives the number of tokens.
+    ///
+    /// # Errors
+    /// [`Error::BadCacheFile`](crate::Error::BadCacheFile) if the file is damaged, or was saved with another model or other settings; the session
+    /// is as it was then. [`Busy`](super::SessionError::Busy) or [`Closed`](super::SessionError::Closed);
+    /// [`Error::Io`](crate::Error::Io), [`Error::OutOfBudget`](crate::Error::OutOfBudget).
+    pub fn restore_cache(&self, path: &Path) -> Result<usize> {
+        self.core.restore(path)
+    }
 }
 
 impl<F: Forward> Drop for ChatSession<F> {
@@ -228,8 +273,22 @@ fn turn<F: Forward>(
     options: GenerationOptions,
     sink: &mut Sink<'_>,
 ) -> Result<Completion> {
-    let prompt = |model: &Model<F>| talk.prompt(model, &next);
+    let dropped = Cell::new(0);
+    let prompt = |model: &Model<F>| -> Result<Vec<u32>> {
+        let fitted = talk.prompt(model, &next, talk.options.overflow)?;
+        dropped.set(fitted.dropped);
+        Ok(fitted.tokens)
+    };
     // Cloned, because the prompt is made from it and the history takes it.
     let said = next.clone();
-    core::run(admission, prompt, options, sink, |outcome| talk.commit(said, &outcome))
+    let mut tell = |event: GenerationEvent<'_>| {
+        let started = matches!(event, GenerationEvent::Started { .. });
+        match sink(event) {
+            ControlFlow::Continue(()) if started && dropped.get() > 0 => {
+                sink(GenerationEvent::Notice(Notice::TurnsDropped { messages: dropped.get() }))
+            }
+            flow => flow,
+        }
+    };
+    core::run(admission, prompt, options, &mut tell, |outcome| talk.commit(said, dropped.get(), &outcome))
 }

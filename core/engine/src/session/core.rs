@@ -9,6 +9,7 @@ use super::control::{Control, StopReason};
 use super::generate::{Ending, Generation};
 use super::{Completion, GenerationEvent, GenerationOptions, Model, SessionError};
 use crate::model::Forward;
+use crate::speculate::DraftText;
 use crate::{Error, Result};
 
 /// An app's event handler, as sessions see it.
@@ -18,6 +19,14 @@ pub type Sink<'s> = dyn FnMut(GenerationEvent<'_>) -> ControlFlow<()> + 's;
 pub(super) struct Cache<S> {
     pub seq: S,
     pub tokens: Vec<u32>,
+    /// The same for the draft model, if it was asked.
+    pub draft: Arc<Mutex<DraftText<S>>>,
+}
+
+impl<S> Cache<S> {
+    pub fn new(seq: S) -> Self {
+        Self { seq, tokens: Vec::new(), draft: Arc::default() }
+    }
 }
 
 /// The state shared by a session, its running generation, and its model.
@@ -95,6 +104,13 @@ impl<F: Forward> SessionCore<F> {
     /// How many tokens are in the cache; 0 while a generation runs.
     pub fn cached_tokens(&self) -> usize {
         self.slot().cache.as_ref().map_or(0, |c| c.tokens.len())
+    }
+}
+
+impl<F: Forward> Admission<F> {
+    /// What the session has read.
+    pub fn cache_mut(&mut self) -> &mut Option<Cache<F::Seq>> {
+        &mut self.cache
     }
 }
 

@@ -18,6 +18,9 @@ pub enum SessionError {
     /// There is nothing to continue.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// There is nothing to save: the session has read nothing, or its model has forgotten it.
+    #[error("the session has read nothing yet")]
+    NothingRead,
     /// The prompt alone does not fit. Nothing was computed, and nothing was cut off.
     #[error("the prompt has {tokens} tokens, but the context holds {limit}")]
     PromptTooLong {

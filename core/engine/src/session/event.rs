@@ -1,5 +1,6 @@
 //! What a generation tells while it runs, and what it leaves behind.
 
+use crate::kv::KvTypes;
 use crate::memory::{MemoryPressure, ThermalLevel};
 use std::time::Duration;
 
@@ -71,6 +72,23 @@ pub enum Notice {
         level: MemoryPressure,
         /// The size that the cache will have.
         cache_bytes: u64,
+    },
+    /// Memory is scarce: the draft model was given up. Only speed depends on it.
+    DraftReleased {
+        /// Bytes that it took.
+        bytes: u64,
+    },
+    /// The policy of the KV cache has forgotten positions: the answer may be another than with all of them.
+    Evicted {
+        /// How many, in each layer.
+        gone: usize,
+        /// How many each layer still has.
+        kept: usize,
+    },
+    /// The conversation did not fit into the context: its oldest turns are not part of the prompt any more.
+    TurnsDropped {
+        /// Messages.
+        messages: usize,
     },
     /// The device is hot, or no longer: another number of threads computes from the next token on. Only speed depends on it.
     Heat {
@@ -148,6 +166,10 @@ pub struct GenerationStats {
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were reused from the session's cache.
     pub cached_tokens: usize,
+    /// Element types of the KV cache that the answer was computed with.
+    pub kv_types: KvTypes,
+    /// Positions that the policy of the cache has forgotten meanwhile.
+    pub evicted: usize,
     /// Tokens drawn, the end-of-generation token included.
     pub generated_tokens: usize,
     /// From the call to the first token; waiting for other sessions is included.
@@ -156,13 +178,53 @@ pub struct GenerationStats {
     pub prefill_time: Duration,
     /// Time in the forward passes after the first token, with sampling.
     pub decode_time: Duration,
+    /// Forward passes after that of the prompt.
+    pub decode_passes: usize,
+    /// Bytes of weights read from storage in these passes; `None` if none are streamed.
+    pub decode_flash_bytes: Option<u64>,
+    /// Tokens that were guessed.
+    pub speculation: SpeculationStats,
     /// From the call to the end.
     pub total_time: Duration,
     /// The most anonymous memory the process was seen to have, in bytes. `None` if the system does not tell.
     pub peak_anon_bytes: Option<u64>,
 }
 
+/// Guessed tokens of a generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpeculationStats {
+    /// Tokens that were guessed and checked in a pass.
+    pub proposed_tokens: usize,
+    /// Those of them that became part of the answer.
+    pub accepted_tokens: usize,
+}
+
+impl SpeculationStats {
+    /// The share of guessed tokens that were right; `None` if none were guessed. Tokens behind a wrong one count as wrong.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)] // token counts are small
+    pub fn acceptance_rate(&self) -> Option<f64> {
+        (self.proposed_tokens > 0).then(|| self.accepted_tokens as f64 / self.proposed_tokens as f64)
+    }
+}
+
 impl GenerationStats {
+    /// Tokens that a decode pass gave on average; `None` without one. 1 without speculation.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn tokens_per_pass(&self) -> Option<f64> {
+        let tokens = self.generated_tokens.saturating_sub(1);
+        (self.decode_passes > 0).then(|| tokens as f64 / self.decode_passes as f64)
+    }
+
+    /// Bytes read from storage for each token of the answer after the first; `None` if nothing is streamed.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn flash_bytes_per_token(&self) -> Option<f64> {
+        let tokens = self.generated_tokens.saturating_sub(1);
+        self.decode_flash_bytes.filter(|_| tokens > 0).map(|bytes| bytes as f64 / tokens as f64)
+    }
+
     /// Prompt tokens read per second; 0 if none were.
     #[must_use]
     pub fn prefill_tok_s(&self) -> f64 {

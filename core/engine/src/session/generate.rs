@@ -6,7 +6,7 @@
 //! loop:
 //!     token = sample(logits)                     still inside of the pass: logits are the model's buffer
 //!     end-of-generation token, stop string, max_tokens, context full, deadline: done
-//!     pass(token) -> logits
+//!     pass(token) -> logits                      with speculation: of this token and some that may follow, see `speculate`
 //! ```
 //!
 //! The answer may take all positions of the context, and one token more: the last one is drawn but not fed back.
@@ -14,19 +14,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::answer::{Answer, Drawn};
 use super::control::{Control, StopReason, Watchdog};
 use super::core::{Cache, Delivery};
-use super::text::TextStream;
+use super::decode::Decode;
 use super::{
     Completion, FinishReason, GenerationEvent, GenerationOptions, GenerationStats, Model, Notice,
-    SessionError,
+    SessionError, reuse,
 };
-use crate::memory::{Category, Reservation};
-use crate::model::{Forward, Outputs};
-use crate::sampling::{Sampler, TokenInfo};
+use crate::kv::Evicted;
+use crate::memory::{Category, MemoryPressure, Reservation};
+use crate::model::Forward;
+use crate::speculate::{DraftModel, Ngram, Proposer, Speculation, SpeculationError, Speculator};
 use crate::{Error, Result};
 
-/// The process' memory is read on every n-th token: a reading costs about 0.1 ms.
+/// The process' memory is read on every n-th pass: a reading costs about 0.1 ms.
 const MEMORY_EVERY: usize = 32;
 
 /// How a generation ended.
@@ -43,12 +45,12 @@ pub(super) struct Generation<'a, 'd, 's, F: Forward> {
     control: &'a Arc<Control>,
     delivery: &'a mut Delivery<'d, 's>,
     options: GenerationOptions,
-    sampler: Sampler,
-    text: TextStream,
-    tokens: Vec<TokenInfo>,
+    answer: Answer,
+    /// Made when the prompt was read.
+    speculator: Option<Speculator<'a>>,
     stats: GenerationStats,
     started: Duration,
-    _buffers: Reservation,
+    held: Vec<Reservation>,
     _watchdog: Option<Watchdog>,
 }
 
@@ -69,29 +71,31 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         let watchdog = options.deadline.map(|after| Watchdog::arm(after, control));
         let prepared = prompt(model).and_then(|prompt| {
             check_prompt(model, &prompt)?;
-            let sampler = new_sampler(model, &mut options, &prompt)?;
-            let bytes = sampler.buffer_bytes() as u64;
+            let answer = Answer::new(model, &mut options, &prompt)?;
+            let bytes = answer.sampler.buffer_bytes() as u64;
             let buffers = model.accountant.reserve(Category::Scratch, bytes)?;
-            let text = TextStream::new(&model.tokenizer, &options.stop)?;
-            Ok((prompt, sampler, buffers, text))
+            Ok((prompt, answer, buffers))
         });
-        let (prompt, sampler, buffers, text) = match prepared {
+        let (prompt, answer, buffers) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Ending::Failed(error),
         };
-        let stats = GenerationStats { prompt_tokens: prompt.len(), ..GenerationStats::default() };
+        let stats = GenerationStats {
+            prompt_tokens: prompt.len(),
+            kv_types: model.info().kv_types,
+            ..GenerationStats::default()
+        };
         let mut generation = Self {
             model,
             cache,
             control,
             delivery,
             options,
-            sampler,
-            text,
-            tokens: Vec::new(),
+            answer,
+            speculator: None,
             stats,
             started,
-            _buffers: buffers,
+            held: vec![buffers],
             _watchdog: watchdog,
         };
         let left = generation.run(&prompt);
@@ -103,56 +107,63 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         self.measure_memory();
         let cached = self.reuse(prompt)?;
         self.stats.cached_tokens = cached;
+        self.speculator = self.speculation()?;
         self.delivery.send(GenerationEvent::Started { prompt_tokens: prompt.len(), cached_tokens: cached });
         let mut next = self.prefill(prompt.get(cached..).unwrap_or_default())?;
         self.measure_memory();
-        while let Some(token) = next {
-            self.stats.generated_tokens += 1;
+        while let Some(drawn) = next {
             if self.stats.time_to_first_token.is_none() {
                 self.stats.time_to_first_token = Some(self.elapsed());
             }
-            let id = token.id;
-            if let Some(reason) = self.take(token) {
+            // At the end, the last text goes out together with what is held back.
+            if let Some(reason) = drawn.ended {
                 return Ok(reason);
             }
-            if self.stats.generated_tokens.is_multiple_of(MEMORY_EVERY) {
+            self.tell();
+            if self.stats.decode_passes.is_multiple_of(MEMORY_EVERY) {
                 self.measure_memory();
             }
             self.check()?;
-            next = self.pass(&[id], true)?;
+            next = self.pass(&[drawn.id], true)?;
         }
         // Only a prompt with nothing to generate gives no token.
         Ok(FinishReason::Length)
     }
 
-    /// What a new token means: text to tell, or the end.
-    fn take(&mut self, token: TokenInfo) -> Option<FinishReason> {
-        let id = token.id;
-        if !self.options.ignore_eog && self.model.tokenizer.as_ref().is_ok_and(|t| t.is_eog(id)) {
-            return Some(FinishReason::Stop { eog: id });
+    /// Who guesses tokens, if somebody does.
+    fn speculation(&mut self) -> Result<Option<Speculator<'a>>> {
+        let (model, wish) = (self.model, &self.options.speculation);
+        let mut proposers: Vec<Box<dyn Proposer + 'a>> = Vec::new();
+        let mut hold =
+            |bytes: u64| model.accountant.reserve(Category::Scratch, bytes).map(|r| self.held.push(r));
+        if let Speculation::Custom(make) = wish {
+            proposers.push(make());
         }
-        self.tokens.push(token.clone());
-        let found = self.text.push(token);
-        let full = self.fed() >= self.model.context;
-        let reason = if let Some(found) = found {
-            Some(FinishReason::StopString { index: found.index })
-        } else if self.options.max_tokens.is_some_and(|max| self.stats.generated_tokens >= max) {
-            Some(FinishReason::Length)
-        } else if full {
-            Some(FinishReason::ContextFull)
-        } else {
-            None
-        };
-        // At the end, this text goes out together with what is held back.
-        if reason.is_none() {
-            self.tell();
+        if wish.wants_ngram() && hold(Ngram::bytes(model.context)).is_ok() {
+            proposers.push(Box::new(Ngram::default()));
         }
-        reason
+        let draft = model.draft.as_ref().filter(|draft| !draft.is_released());
+        match (draft, self.cache.as_ref()) {
+            (Some(draft), Some(cache)) if wish.wants_draft() => {
+                let bytes = DraftModel::<F>::bytes(model.vocab) + self.answer.sampler.buffer_bytes() as u64;
+                if hold(bytes).is_ok() {
+                    let text = Arc::clone(&cache.draft);
+                    proposers.push(Box::new(DraftModel::new(Arc::clone(draft), text, model.vocab)));
+                }
+            }
+            // A model that was loaded without one is a mistake; one that had to give it up is not.
+            _ if matches!(wish, Speculation::Draft) && model.draft.is_none() => {
+                return Err(SpeculationError::NoDraftModel.into());
+            }
+            _ => {}
+        }
+        let speculator = Speculator::new(proposers, &model.governor, self.options.draft_len)?;
+        Ok((!matches!(wish, Speculation::Off)).then_some(speculator))
     }
 
     /// Sends the text that is ready.
     fn tell(&mut self) {
-        if let Some((text, tokens)) = self.text.take() {
+        if let Some((text, tokens)) = self.answer.text.take() {
             self.delivery.send(GenerationEvent::Text { text: &text, tokens: &tokens });
         }
     }
@@ -166,79 +177,116 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
     /// read: its logits are needed.
     fn reuse(&mut self, prompt: &[u32]) -> Result<usize> {
         let control = Arc::clone(self.control);
-        let stop = || control.reason().is_some();
-        let Some(cache) = self.cache.as_mut() else {
-            let seq = self.model.forward.with(stop, F::new_seq)??;
-            *self.cache = Some(Cache { seq, tokens: Vec::new() });
-            return Ok(0);
-        };
-        let common = cache.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let keep = common.min(prompt.len().saturating_sub(1));
-        if keep == cache.tokens.len() {
-            return Ok(keep);
+        let reused = reuse::reuse(self.model, self.cache, prompt, || control.reason().is_some())?;
+        if reused.lost > 0 {
+            self.delivery.send(GenerationEvent::Notice(Notice::PrefixNotReused { tokens: reused.lost }));
         }
-        let kept =
-            self.model.forward.with(stop, |forward| match forward.truncate(&mut cache.seq, keep) {
-                Ok(()) => Ok(keep),
-                Err(Error::CannotTruncate { .. }) => forward.truncate(&mut cache.seq, 0).map(|()| 0),
-                Err(error) => Err(error),
-            })??;
-        cache.tokens.truncate(kept);
-        if kept < keep {
-            self.delivery.send(GenerationEvent::Notice(Notice::PrefixNotReused { tokens: keep - kept }));
-        }
-        Ok(kept)
+        Ok(reused.kept)
     }
 
     /// Reads the prompt; gives the first token.
-    fn prefill(&mut self, tokens: &[u32]) -> Result<Option<TokenInfo>> {
-        let total = tokens.len();
+    fn prefill(&mut self, tokens: &[u32]) -> Result<Option<Drawn>> {
+        let (total, before) = (tokens.len(), self.fed());
         let wanted = self.options.max_tokens != Some(0);
+        let how = self.model.prompt_steps;
         let mut done = 0;
         let mut first = None;
-        for chunk in tokens.chunks(self.model.prefill_chunk) {
+        for step in reuse::steps(how, self.model.prefill_chunk, before, before + total) {
             self.check()?;
-            first = self.pass(chunk, wanted && done + chunk.len() == total)?;
+            let chunk = tokens.get(step.start - before..step.end - before).unwrap_or_default();
             done += chunk.len();
+            first = self.pass(chunk, wanted && done == total)?;
+            // Once what it takes is there: a session that comes meanwhile need not read it too.
+            if how.border.map_or(done == total, |border| step.end.is_multiple_of(border)) {
+                self.publish();
+            }
             self.delivery.send(GenerationEvent::Prefill { done, total });
         }
         Ok(first)
     }
 
-    /// One forward pass, when it is this session's turn. Samples from the last row if `sample`.
-    fn pass(&mut self, tokens: &[u32], sample: bool) -> Result<Option<TokenInfo>> {
+    /// Lets other sessions begin with what was read.
+    fn publish(&mut self) {
+        if let Some(cache) = self.cache.as_ref() {
+            // Whoever stops this generation stops this, too.
+            let stop = || self.control.reason().is_some();
+            let _ = self.model.forward.with(stop, |forward| forward.publish(&cache.seq, &cache.tokens));
+        }
+    }
+
+    /// One forward pass, when it is this session's turn. Draws if `sample`: from the last row, or from more behind the first token.
+    fn pass(&mut self, tokens: &[u32], sample: bool) -> Result<Option<Drawn>> {
         let Some(cache) = self.cache.as_mut() else {
             return Err(Error::internal("a generation lost its sequence"));
         };
-        let (control, clock, sampler) = (self.control, &self.model.clock, &mut self.sampler);
-        let pressure = self.model.pressure.check(clock.now(), &*self.model.memory);
-        let heat = self.model.heat.check();
-        let outputs = if sample { Outputs::Last } else { Outputs::None };
-        let (token, time, eased, cooled) = self.model.forward.with(
+        let (control, model) = (self.control, self.model);
+        let clock = &*model.clock;
+        let pressure = model.pressure.check(clock.now(), &*model.memory);
+        let heat = model.heat.check();
+        // The first thing to go when memory is scarce.
+        let scarce = pressure.is_some_and(|level| level > MemoryPressure::Normal);
+        let released = model.draft.as_ref().filter(|_| scarce).and_then(|draft| draft.release());
+        let decoding = self.answer.drawn > 0;
+        let decode = Decode {
+            cache,
+            answer: &mut self.answer,
+            clock,
+            cancel: control.flag(),
+            speculator: self.speculator.as_mut(),
+            stats: &mut self.stats.speculation,
+            context: model.context,
+        };
+        let (drawn, time, eased, cooled, evicted, read) = model.forward.with(
             || control.reason().is_some(),
-            |forward| -> Result<_> {
-                let begun = clock.now();
+            |forward| {
+                let (begun, before) = (clock.now(), forward.flash_bytes());
                 let eased = pressure.and_then(|level| Some((level, forward.relieve(level)?)));
                 let cooled = heat.and_then(|level| Some((level, forward.cool(level)?)));
-                let logits = forward.step(&mut cache.seq, tokens, outputs, control.flag())?;
-                // The tokens are in the sequence now, whatever sampling says.
-                cache.tokens.extend_from_slice(tokens);
-                let token = if sample { Some(sampler.sample(logits)?) } else { None };
-                Ok((token, clock.now().saturating_sub(begun), eased, cooled))
+                let evicted = match forward.make_room(&mut decode.cache.seq, tokens.len(), pressure) {
+                    Ok(evicted) => evicted,
+                    Err(error) => {
+                        return (Err(error), clock.now().saturating_sub(begun), eased, cooled, None, None);
+                    }
+                };
+                let drawn = match tokens {
+                    &[pending] if decoding && decode.speculator.is_some() => {
+                        decode.guessing(forward, pending)
+                    }
+                    tokens => decode.plain(forward, tokens, sample),
+                };
+                let read =
+                    forward.flash_bytes().zip(before).map(|(after, before)| after.saturating_sub(before));
+                (drawn, clock.now().saturating_sub(begun), eased, cooled, evicted, read)
             },
-        )??;
+        )?;
+        if let Some(bytes) = released {
+            self.delivery.send(GenerationEvent::Notice(Notice::DraftReleased { bytes }));
+        }
         if let Some((level, cache_bytes)) = eased {
             self.delivery.send(GenerationEvent::Notice(Notice::MemoryPressure { level, cache_bytes }));
         }
         if let Some((level, threads)) = cooled {
             self.delivery.send(GenerationEvent::Notice(Notice::Heat { level, threads }));
         }
-        if self.stats.generated_tokens == 0 {
-            self.stats.prefill_time += time;
-        } else {
-            self.stats.decode_time += time;
+        if let Some(Evicted { gone, kept }) = evicted {
+            self.stats.evicted += gone;
+            self.delivery.send(GenerationEvent::Notice(Notice::Evicted { gone, kept }));
         }
-        Ok(token)
+        self.stats.generated_tokens = self.answer.drawn;
+        if decoding {
+            self.stats.decode_time += time;
+            self.stats.decode_passes += 1;
+            if let Some(read) = read {
+                *self.stats.decode_flash_bytes.get_or_insert(0) += read;
+            }
+        } else {
+            self.stats.prefill_time += time;
+        }
+        if drawn.is_err() {
+            // Tokens of this pass before the one that failed.
+            self.tell();
+        }
+        drawn
     }
 
     /// Whether to go on.
@@ -273,7 +321,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             Err(error) => return Ending::Failed(error),
         };
         if !matches!(reason, FinishReason::StopString { .. }) {
-            let cut = self.text.finish(matches!(reason, FinishReason::Stop { .. }));
+            let cut = self.answer.text.finish(matches!(reason, FinishReason::Stop { .. }));
             if cut {
                 self.delivery.send(GenerationEvent::Notice(Notice::IncompleteCharacter));
             }
@@ -286,10 +334,10 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         self.measure_memory();
         self.stats.total_time = self.elapsed();
         Ending::Completed(Box::new(Completion {
-            text: self.text.text().to_owned(),
-            tokens: self.tokens,
+            text: self.answer.text.text().to_owned(),
+            tokens: self.answer.tokens,
             finish_reason: reason,
-            seed: self.sampler.seed(),
+            seed: self.answer.sampler.seed(),
             stats: self.stats,
         }))
     }
@@ -297,7 +345,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
     fn cancelled(mut self) -> Ending {
         self.measure_memory();
         self.stats.total_time = self.elapsed();
-        Ending::Cancelled { text: self.text.text().to_owned(), stats: self.stats }
+        Ending::Cancelled { text: self.answer.text.text().to_owned(), stats: self.stats }
     }
 }
 
@@ -314,17 +362,4 @@ fn check_prompt<F: Forward>(model: &Model<F>, prompt: &[u32]) -> Result<()> {
         Some((index, &token)) => Err(Error::TokenOutOfRange { token, index, vocab: model.vocab }),
         None => Ok(()),
     }
-}
-
-fn new_sampler<F: Forward>(
-    model: &Model<F>,
-    options: &mut GenerationOptions,
-    prompt: &[u32],
-) -> Result<Sampler> {
-    let mut sampler = Sampler::new(options.sampler.clone(), model.vocab)?;
-    for hook in options.hooks.drain(..) {
-        sampler.add_hook(hook);
-    }
-    sampler.observe(prompt);
-    Ok(sampler)
 }

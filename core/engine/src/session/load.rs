@@ -8,7 +8,8 @@ use pannier_gguf::Gguf;
 use pannier_kernels::{Kernels, Parallel};
 use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
 
-use super::{Clock, Model, ModelInfo, ModelParts, MonotonicClock};
+use super::draft::plan_draft;
+use super::{Clock, DraftOptions, Model, ModelInfo, ModelParts, MonotonicClock};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
 use crate::model::{Blueprint, ExpertShortcuts, ModelOptions, PrecisionTable, Runner, RunnerOptions};
@@ -33,6 +34,8 @@ pub struct LoadOptions {
     /// The most prompt tokens per forward pass; fewer if the budget is small. More need more buffers and make other sessions
     /// wait longer.
     pub prefill_chunk: usize,
+    /// A smaller model of the same vocabulary that guesses tokens for this one; generations use it if they ask for it.
+    pub draft: Option<DraftOptions>,
     /// How weights that do not fit are streamed.
     pub stream: StreamOptions,
     /// The KV cache.
@@ -60,6 +63,7 @@ impl Default for LoadOptions {
             accountant: None,
             context: None,
             prefill_chunk: runner.chunk,
+            draft: None,
             stream: StreamOptions::default(),
             kv: runner.kv,
             precision: runner.precision,
@@ -79,6 +83,8 @@ impl std::fmt::Debug for LoadOptions {
             .field("budget_bytes", &self.budget_bytes)
             .field("context", &self.context)
             .field("prefill_chunk", &self.prefill_chunk)
+            .field("draft", &self.draft)
+            .field("kv", &self.kv)
             .finish_non_exhaustive()
     }
 }
@@ -99,7 +105,7 @@ impl LoadOptions {
         // Fewer tokens per pass than usual are a wish; more are a permission.
         let usual = RunnerOptions::default().chunk;
         let chunk = (self.prefill_chunk < usual).then_some(self.prefill_chunk);
-        let wish = PlanWish { budget, chunk, threads: self.threads() };
+        let wish = PlanWish { budget, chunk, threads: self.threads(), kv: self.kv };
         plan::prepare_on(gguf, device, &ModelOptions { context: self.context }, &wish)
     }
 }
@@ -170,7 +176,9 @@ impl Model<Runner> {
     ) -> Result<Arc<Self>> {
         let accountant = options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
         let threads = options.threads();
-        // With a shared accountant the others' share is gone already.
+        let draft =
+            options.draft.as_ref().map(|wish| plan_draft(wish, options, threads, &accountant)).transpose()?;
+        // With a shared accountant the others' share is gone already, and so is a draft model's.
         let budget = accountant.budget().map(|_| accountant.available());
         let (blueprint, plan) = options.prepare(gguf, budget, &DeviceProfile::unknown())?;
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
@@ -184,6 +192,9 @@ impl Model<Runner> {
             ) => Err(error),
             Err(error) => return Err(error.into()),
         };
+        if let Some(draft) = &draft {
+            draft.check(tokenizer.as_deref().ok(), blueprint.spec().vocab)?;
+        }
         let mut held = Vec::new();
         let mut notes = Vec::new();
         if let Ok(tokenizer) = &tokenizer {
@@ -198,19 +209,22 @@ impl Model<Runner> {
         let taken = held.iter().map(crate::memory::Reservation::bytes).sum();
         held.push(plan.reserve_rest(&accountant, taken)?);
         let chunk = options.prefill_chunk.min(plan.chunk);
-        let loaded = Arc::new(blueprint.load(plan.residency, &options.stream, &accountant)?);
+        let loaded = Arc::new(blueprint.load(plan.residency.clone(), &options.stream, &accountant)?);
         progress(LoadProgress { stage: LoadStage::Buffers, fraction: 0.8 });
         let pool: Arc<dyn Parallel + Send + Sync> = Arc::new(Pool::new(threads));
+        // With a budget, prefixes live within what the plan has promised to the KV cache.
+        let soft_limit = options.kv.soft_limit.or(accountant.budget().map(|_| plan.kv_bytes));
         let runner_options = RunnerOptions {
             chunk,
-            kv: options.kv,
+            kv: KvOptions { soft_limit, ..options.kv },
             precision: options.precision,
             kernels: options.kernels,
             observer: None,
             shortcuts: options.shortcuts,
         };
         notes.extend(options.shortcuts.describe());
-        let runner = Runner::new(loaded, pool, &runner_options, &accountant)?;
+        let runner = Runner::new(loaded, Arc::clone(&pool), &runner_options, &accountant)?;
+        let draft = draft.map(|draft| draft.load(options, pool, plan.weight_bytes)).transpose()?;
         let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();
         let info = ModelInfo {
             name,
@@ -219,12 +233,15 @@ impl Model<Runner> {
             file_bytes: gguf.file_bytes(),
             threads: runner.threads(),
             isa: format!("{:?}", runner.kernels().isa()),
+            kv_types: options.kv.types,
+            kv_policy: options.kv.policy,
             notes,
             load_time: options.clock.now().saturating_sub(begun),
         };
         let model = Self::from_parts(ModelParts {
             prefill_chunk: runner.chunk(),
             forward: runner,
+            draft,
             tokenizer,
             template,
             clock: Arc::clone(&options.clock),

@@ -6,17 +6,22 @@
 //!
 //! A [`Session`] continues prompts; a [`ChatSession`] keeps a conversation and renders it with the model's chat template.
 
+mod answer;
 mod chat;
 mod clock;
 mod control;
 mod core;
+mod decode;
+mod draft;
 mod error;
 mod event;
 mod generate;
 mod load;
 mod model;
 mod options;
+mod overflow;
 mod raw;
+mod reuse;
 mod spawn;
 mod stop;
 mod text;
@@ -26,11 +31,13 @@ pub use chat::{ChatOptions, ChatSession};
 pub use clock::{Clock, MonotonicClock, utc_now};
 pub use control::Canceller;
 pub use core::Sink;
+pub use draft::DraftOptions;
 pub use error::SessionError;
-pub use event::{Completion, FinishReason, GenerationEvent, GenerationStats, Notice};
+pub use event::{Completion, FinishReason, GenerationEvent, GenerationStats, Notice, SpeculationStats};
 pub use load::{LoadOptions, LoadProgress, LoadStage};
 pub use model::{Model, ModelInfo, ModelParts};
 pub use options::{GenerationOptions, Prompt};
+pub use overflow::Overflow;
 pub use pannier_tokenizer::{ChatMessage, LocalTime, Role};
 pub use raw::Session;
 pub use spawn::GenerationHandle;

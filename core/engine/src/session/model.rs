@@ -8,17 +8,21 @@ use pannier_tokenizer::{ChatTemplate, EncodeOptions, TemplateError, Tokenizer, T
 use super::core::SessionCore;
 use super::turnstile::Turnstile;
 use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError};
+use crate::kv::{KvPolicy, KvTypes};
 use crate::memory::{
     Accountant, MemoryPressure, MemoryProbe, MemoryReading, PressureMonitor, PressureOptions, Reservation,
     SystemMemory, ThermalLevel, ThermalMonitor,
 };
-use crate::model::{Forward, Runner};
+use crate::model::{Forward, PromptSteps, Runner};
+use crate::speculate::{Draft, Governor};
 use crate::{Error, Result};
 
 /// What a model is made of. [`ModelParts::new`] fills in what most callers want.
 pub struct ModelParts<F> {
     /// Runs the forward passes.
     pub forward: F,
+    /// A smaller model of the same vocabulary that guesses tokens for this one.
+    pub draft: Option<Draft<F>>,
     /// The vocabulary, or why there is none: what needs one gives this error.
     pub tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
     /// The chat template, or why there is none: chats give this error.
@@ -54,6 +58,10 @@ pub struct ModelInfo {
     pub threads: usize,
     /// Which kernels run: the name of an instruction set.
     pub isa: String,
+    /// Element types of the KV cache: other types than halves change answers a little.
+    pub kv_types: KvTypes,
+    /// What the KV cache may forget.
+    pub kv_policy: KvPolicy,
     /// What was wrong in the file and how it was mended.
     pub notes: Vec<String>,
     /// How long loading took.
@@ -66,6 +74,7 @@ impl<F: Forward> ModelParts<F> {
     pub fn new(forward: F) -> Self {
         Self {
             forward,
+            draft: None,
             tokenizer: Err(TokenizerError::NoVocabulary { model: "absent".to_owned() }),
             template: Err(TemplateError::NoTemplate),
             prefill_chunk: 512,
@@ -85,11 +94,14 @@ impl<F: Forward> ModelParts<F> {
 /// the memory.
 pub struct Model<F: Forward = Runner> {
     pub(super) forward: Turnstile<F>,
+    pub(super) draft: Option<Arc<Draft<F>>>,
+    pub(super) governor: Mutex<Governor>,
     pub(super) tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
     template: Result<Arc<ChatTemplate>, TemplateError>,
     pub(super) vocab: usize,
     pub(super) context: usize,
     pub(super) prefill_chunk: usize,
+    pub(super) prompt_steps: PromptSteps,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) memory: Arc<dyn MemoryProbe>,
     pub(super) accountant: Accountant,
@@ -107,7 +119,10 @@ impl<F: Forward> Model<F> {
         Arc::new(Self {
             vocab: parts.forward.vocab(),
             context: parts.forward.context(),
+            prompt_steps: parts.forward.prompt_steps(),
             forward: Turnstile::new(parts.forward),
+            draft: parts.draft.map(Arc::new),
+            governor: Mutex::default(),
             tokenizer: parts.tokenizer,
             template: parts.template,
             prefill_chunk: parts.prefill_chunk.max(1),
@@ -170,6 +185,12 @@ impl<F: Forward> Model<F> {
         self.pressure.tell(level);
     }
 
+    /// Whether a draft model is loaded: it is given up when memory is scarce.
+    #[must_use]
+    pub fn has_draft(&self) -> bool {
+        self.draft.as_ref().is_some_and(|draft| !draft.is_released())
+    }
+
     /// The system says how hot the device is. Takes effect within one token of the running generation, which tells it with a notice. Any
     /// thread; never blocks.
     pub fn on_thermal(&self, level: ThermalLevel) {
@@ -225,6 +246,9 @@ impl<F: Forward> Model<F> {
     pub fn close(&self) {
         let sessions = std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner));
         self.forward.close();
+        if let Some(draft) = &self.draft {
+            draft.release();
+        }
         for session in sessions.iter().filter_map(Weak::upgrade) {
             session.close();
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Canceller;
 use crate::sampling::{LogitHook, SamplerOptions};
+use crate::speculate::Speculation;
 
 /// How one answer is to be generated.
 #[derive(Default)]
@@ -22,6 +23,10 @@ pub struct GenerationOptions {
     pub canceller: Option<Canceller>,
     /// Constraints on the tokens, applied in this order.
     pub hooks: Vec<Box<dyn LogitHook>>,
+    /// Guess several tokens and check them in one pass. The answer does not depend on it.
+    pub speculation: Speculation,
+    /// Always guess so many tokens, at most [`MAX_DRAFT`](crate::speculate::MAX_DRAFT), whether it pays or not; `None`: as many as pay.
+    pub draft_len: Option<usize>,
 }
 
 impl GenerationOptions {
@@ -42,6 +47,8 @@ impl Clone for GenerationOptions {
             ignore_eog: self.ignore_eog,
             canceller: self.canceller.clone(),
             hooks: self.hooks.iter().map(|h| h.fork()).collect(),
+            speculation: self.speculation.clone(),
+            draft_len: self.draft_len,
         }
     }
 }
@@ -55,6 +62,8 @@ impl std::fmt::Debug for GenerationOptions {
             .field("deadline", &self.deadline)
             .field("ignore_eog", &self.ignore_eog)
             .field("hooks", &self.hooks.len())
+            .field("speculation", &self.speculation)
+            .field("draft_len", &self.draft_len)
             .finish_non_exhaustive()
     }
 }

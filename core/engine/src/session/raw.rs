@@ -1,12 +1,14 @@
 //! Raw completion.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::core::{self, SessionCore, Sink};
 use super::spawn::{GenerationHandle, OwnedSink};
 use super::{Completion, GenerationEvent, GenerationOptions, Model, Prompt};
 use crate::Result;
+use crate::kv::Evicted;
 use crate::model::{Forward, Runner};
 
 /// Continues prompts. What a prompt has in common with the one before is not read again.
@@ -90,6 +92,37 @@ impl<F: Forward> Session<F> {
     #[must_use]
     pub fn cached_tokens(&self) -> usize {
         self.core.cached_tokens()
+    }
+
+    /// Forgets what the policy of the KV cache does not keep (see [`KvOptions`](crate::kv::KvOptions)), and gives its memory back.
+    /// What stays keeps its positions.
+    ///
+    /// # Errors
+    /// [`Busy`](super::SessionError::Busy) or [`Closed`](super::SessionError::Closed); [`Error::OutOfBudget`](crate::Error::OutOfBudget) if pages
+    /// that other sessions share cannot be copied.
+    pub fn evict(&self) -> Result<Evicted> {
+        self.core.evict()
+    }
+
+    /// Writes what was read to a file, for [`restore`](Self::restore). The file appears whole or not at all. It holds the
+    /// text in a form that this model can read: it is as private as the text itself.
+    ///
+    /// # Errors
+    /// [`NothingRead`](super::SessionError::NothingRead), [`Busy`](super::SessionError::Busy) or [`Closed`](super::SessionError::Closed);
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn save(&self, path: &Path) -> Result<()> {
+        self.core.save(path)
+    }
+
+    /// Takes what was read from a file, also one of an earlier process: a prompt that begins with its tokens need not read them again.
+    /// Gives the number of tokens.
+    ///
+    /// # Errors
+    /// [`Error::BadCacheFile`](crate::Error::BadCacheFile) if the file is damaged, or was saved with another model or other settings; the session
+    /// is as it was then. [`Busy`](super::SessionError::Busy) or [`Closed`](super::SessionError::Closed);
+    /// [`Error::Io`](crate::Error::Io), [`Error::OutOfBudget`](crate::Error::OutOfBudget).
+    pub fn restore(&self, path: &Path) -> Result<usize> {
+        self.core.restore(path)
     }
 }
 

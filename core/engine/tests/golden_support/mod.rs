@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use pannier::CancelFlag;
+use pannier::kv::{KvOptions, KvTypes};
 use pannier::memory::Accountant;
 use pannier::model::{Forward, LoadedModel, ModelOptions, Outputs, PrecisionTable, Runner, RunnerOptions};
 use pannier::pool::Pool;
@@ -94,11 +95,12 @@ pub struct Setup {
     pub threads: usize,
     pub chunk: usize,
     pub precision: Option<PrecisionTable>,
+    pub kv: KvTypes,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Setup { threads: 2, chunk: 512, precision: None }
+        Setup { threads: 2, chunk: 512, precision: None, kv: KvTypes::F16 }
     }
 }
 
@@ -108,8 +110,9 @@ pub fn open(path: &Path) -> Arc<LoadedModel> {
 }
 
 pub fn runner(model: &Arc<LoadedModel>, setup: Setup) -> Runner {
+    let kv = KvOptions { types: setup.kv, ..KvOptions::default() };
     let options =
-        RunnerOptions { chunk: setup.chunk, precision: setup.precision, ..RunnerOptions::default() };
+        RunnerOptions { chunk: setup.chunk, precision: setup.precision, kv, ..RunnerOptions::default() };
     Runner::new(Arc::clone(model), Arc::new(Pool::new(setup.threads)), &options, &Accountant::new(None))
         .unwrap()
 }

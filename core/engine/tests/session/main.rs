@@ -5,6 +5,7 @@ mod cancel;
 mod chat;
 mod fake;
 mod limits;
+mod prefix;
 mod pressure;
 mod real;
 mod sharing;

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use pannier::KvOptions;
 use pannier::sampling::SamplerOptions;
 use pannier::session::{
     Canceller, ChatMessage, ChatOptions, ChatSession, FinishReason, GenerationEvent, GenerationOptions,
@@ -54,7 +55,9 @@ fn load(options: &LoadOptions) -> Arc<Model> {
 /// One for all tests, which then also share it as sessions do.
 fn model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
-    Arc::clone(MODEL.get_or_init(|| load(&LoadOptions { context: Some(1024), ..LoadOptions::default() })))
+    // Without prefixes, so that what is cold stays cold.
+    let kv = KvOptions { prefix_bytes: 0, ..KvOptions::default() };
+    Arc::clone(MODEL.get_or_init(|| load(&LoadOptions { context: Some(1024), kv, ..LoadOptions::default() })))
 }
 
 fn seeded(seed: u64, n: usize) -> GenerationOptions {

@@ -137,6 +137,6 @@ pub fn flash(runner: &Runner) -> FlashStats {
 }
 
 pub fn plan(path: &Path, budget: u64) -> Plan {
-    let wish = PlanWish { budget: Some(budget), chunk: Some(16), threads: 1 };
+    let wish = PlanWish { budget: Some(budget), chunk: Some(16), threads: 1, ..PlanWish::default() };
     Plan::new(&blueprint(path), &DeviceProfile::custom(1 << 30, 1e9, 4e10, 100.0), &wish).unwrap()
 }

@@ -6,18 +6,20 @@
 //! q = f16(q)                                           rounded to half precision, like the keys
 //! for each partition of 512 positions, ascending, of absolute positions 512 c .. 512 (c + 1):
 //!     for each page of 32 positions in it, ascending, with at least one position in first ..= P:
-//!         s[t] = dot(q, k[t]) * scale, soft-capped     the sixteen-lane dot; -inf outside first ..= P
+//!         s[t] = dot(q, k[t]) * dk[t] * scale, capped  the sixteen-lane dot; -inf outside first ..= P
 //!         m    = max(m, max s)
 //!     for each of these pages:
 //!         e[t] = exp(s[t] - m)
 //!         l    = l + sum e                             lanes t and t + 16 first, then the fixed tree
 //!     p[t] = f16(e[t] * (1 / l))                       rounded to half precision
-//!     acc  = fma(p[t], v[t], acc) for each t in first ..= P, ascending
+//!     acc  = fma(p[t] * dv[t], v[t], acc) for each t in first ..= P, ascending
 //!     merge (m, l, acc) into (M, L, A):  M' = max(M, m), a = exp(M - M'), b = exp(m - M') * l,
 //!                                        L = fma(L, a, b), A = fma(A, a, acc * b)
 //! with a sink: merge (sink, 1, 0)
 //! out = A * (1 / L)
 //! ```
+//!
+//! dk and dv are the scales of int8 keys and values, whose integers k and v are then; other formats have none (`format.rs`).
 //!
 //! Queries and probabilities are rounded to half precision because the field computes so, with keys and values in half precision: for
 //! contexts of one partition the result is the reference engine's up to the order of sums, which golden values hold us to. Probabilities
@@ -31,16 +33,20 @@
 //! A *tile* is up to 32 rows, each a (query, head) pair of one KV head, that share every load of K and V. Few rows (decode) read the f16
 //! pages directly; many rows (prefill) convert a page once, K transposed, so that lanes are positions and no horizontal sum is needed.
 
+mod format;
+mod observe;
 mod page;
+mod quantise;
 pub(crate) mod rows;
 mod schedule;
 mod scratch;
 pub(crate) mod stages;
 pub(crate) mod work;
 
+pub use format::{KvFormat, KvLayout};
+pub use observe::ObserveJob;
+pub use quantise::hadamard_in_place;
 pub use scratch::{AttentionScratch, AttentionShape};
-
-use crate::isa::Kernels;
 
 /// Positions in a page. Pages begin at multiples of it.
 pub const PAGE_TOKENS: usize = 32;
@@ -53,11 +59,12 @@ pub(crate) const PART_TOKENS: usize = 512;
 /// Pages lie in chunks, so that a cache can grow without moving what it has.
 #[derive(Clone, Copy, Debug)]
 pub struct KvPages<'a> {
-    /// Storage of all pages, `chunk_pages` of them in each chunk. A page holds K as `[kv_head][token 32][k_dim]`, then V as
-    /// `[kv_head][token 32][v_dim]`, IEEE halves.
+    /// Storage of all pages, `chunk_pages` of them in each chunk.
     pub chunks: &'a [Box<[u16]>],
     /// Pages in a chunk.
     pub chunk_pages: usize,
+    /// How a page is laid out.
+    pub layout: KvLayout,
     /// Distance between pages in a chunk.
     pub page_len: usize,
     /// Entry `i` is the page, counted over all chunks, of positions `32 i .. 32 (i + 1)`.
@@ -109,39 +116,6 @@ pub struct AttentionJob<'a> {
     pub scratch: &'a mut AttentionScratch,
     /// n x heads x v_dim.
     pub out: &'a mut [f32],
-}
-
-impl AttentionShape {
-    /// Values in a page: K and V of all KV heads.
-    pub fn page_len(&self) -> usize {
-        PAGE_TOKENS * self.kv_heads * (self.k_dim + self.v_dim)
-    }
-
-    /// Where the key of a token slot (0..32) and KV head begins in a page.
-    pub fn key_at(&self, kv_head: usize, slot: usize) -> usize {
-        (kv_head * PAGE_TOKENS + slot) * self.k_dim
-    }
-
-    /// Where the value begins.
-    pub fn value_at(&self, kv_head: usize, slot: usize) -> usize {
-        PAGE_TOKENS * self.kv_heads * self.k_dim + (kv_head * PAGE_TOKENS + slot) * self.v_dim
-    }
-}
-
-impl Kernels {
-    /// Writes one token's keys (kv_heads x k_dim) and values (kv_heads x v_dim) into a slot (0..32) of a page, rounded to half
-    /// precision.
-    pub fn write_kv(&self, shape: &AttentionShape, page: &mut [u16], slot: usize, k: &[f32], v: &[f32]) {
-        assert!(slot < PAGE_TOKENS, "slot {slot}");
-        assert_eq!(k.len(), shape.kv_heads * shape.k_dim, "keys of a token");
-        assert_eq!(v.len(), shape.kv_heads * shape.v_dim, "values of a token");
-        for head in 0..shape.kv_heads {
-            let (from, to) = (head * shape.k_dim, shape.key_at(head, slot));
-            self.to_f16(&k[from..from + shape.k_dim], &mut page[to..to + shape.k_dim]);
-            let (from, to) = (head * shape.v_dim, shape.value_at(head, slot));
-            self.to_f16(&v[from..from + shape.v_dim], &mut page[to..to + shape.v_dim]);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::{AttentionShape, KvPages, PAGE_TOKENS, PART_TOKENS};
+use super::format::Q4_GROUP;
+use super::{AttentionShape, KvFormat, KvPages, PAGE_TOKENS, PART_TOKENS};
 use crate::math::scalar::{exp, tanh};
 
 pub(super) struct Query<'a> {
@@ -68,13 +69,38 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     tree(p, |a, b| a + b)
 }
 
+/// A row of a page: what is multiplied, and the factor that is folded.
+fn read(format: KvFormat, area: &[u16], dim: usize, slot: usize) -> (Vec<f32>, f32) {
+    let (rows, scales) = area.split_at(PAGE_TOKENS * format.row_words(dim));
+    let words = &rows[slot * format.row_words(dim)..(slot + 1) * format.row_words(dim)];
+    let scale = |i: usize| f16::from_bits(scales[slot * format.row_scales(dim) + i]).to_f32();
+    let byte = |i: usize| words[i / 2].to_le_bytes()[i % 2];
+    match format {
+        KvFormat::F16 => (words.iter().map(|&h| f16::from_bits(h).to_f32()).collect(), 1.0),
+        KvFormat::Q8 => ((0..dim).map(|i| f32::from(byte(i) as i8)).collect(), scale(0)),
+        KvFormat::Q4 => {
+            let value = |i: usize| {
+                let (group, i) = (i / Q4_GROUP, i % Q4_GROUP);
+                let byte = byte(group * 16 + i % 16);
+                let nibble = if i < 16 { byte & 15 } else { byte >> 4 };
+                scale(group) * (f32::from(nibble) - 8.0)
+            };
+            ((0..dim).map(value).collect(), 1.0)
+        }
+    }
+}
+
 pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
     let Query { shape, kv, .. } = query;
     let end = query.position + 1;
     let first = query.window.map_or(0, |w| end.saturating_sub(w)).max(kv.first_token);
-    let row = |at: usize, position: usize, dim: usize| -> Vec<f32> {
-        let page = kv.page(position / PAGE_TOKENS);
-        page[at..at + dim].iter().map(|&h| f16::from_bits(h).to_f32()).collect()
+    let key = |t: usize| {
+        let area = &kv.page(t / PAGE_TOKENS)[kv.layout.keys(query.kv_head)];
+        read(kv.layout.k, area, shape.k_dim, t % PAGE_TOKENS)
+    };
+    let value = |t: usize| {
+        let area = &kv.page(t / PAGE_TOKENS)[kv.layout.values(query.kv_head)];
+        read(kv.layout.v, area, shape.v_dim, t % PAGE_TOKENS)
     };
     let q: Vec<f32> = query.q.iter().map(|&x| rounded(x)).collect();
     let mut all = Running::new(shape.v_dim);
@@ -90,8 +116,8 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
             }
             let mut s = [f32::NEG_INFINITY; PAGE_TOKENS];
             for &t in &seen {
-                let k = row(shape.key_at(query.kv_head, t), page * PAGE_TOKENS + t, shape.k_dim);
-                s[t] = dot(&q, &k) * query.scale;
+                let (k, factor) = key(page * PAGE_TOKENS + t);
+                s[t] = dot(&q, &k) * factor * query.scale;
                 if let Some(cap) = query.soft_cap {
                     s[t] = cap * tanh(s[t] * (1.0 / cap));
                 }
@@ -105,8 +131,8 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
         }
         for (page, seen, s) in &scored {
             for &t in seen {
-                let p = rounded(s[t] * (1.0 / run.l));
-                let v = row(shape.value_at(query.kv_head, t), page * PAGE_TOKENS + t, shape.v_dim);
+                let (v, factor) = value(page * PAGE_TOKENS + t);
+                let p = rounded(s[t] * (1.0 / run.l)) * factor;
                 for (x, v) in run.acc.iter_mut().zip(&v) {
                     *x = p.mul_add(*v, *x);
                 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::rows::F16Rows;
+use super::rows::AnyRows;
 use super::schedule::Tile;
 use super::scratch::ROW_BLOCK;
 use super::stages::{Block, Scores};
@@ -34,17 +34,28 @@ fn slots(tile: &Tile<'_>, row: usize, page: usize) -> Range<usize> {
 #[derive(Clone, Copy)]
 struct Page<'a> {
     index: usize,
-    keys: F16Rows<'a>,
-    values: F16Rows<'a>,
+    keys: AnyRows<'a>,
+    values: AnyRows<'a>,
+}
+
+/// Calls the entry for the format of a page and the next one, which are the same.
+macro_rules! by_format {
+    ($rows:expr, $next:expr, |$r:ident, $n:ident| $f16:expr, $q8:expr, $q4:expr) => {
+        match ($rows, $next) {
+            (AnyRows::F16($r), AnyRows::F16($n)) => $f16,
+            (AnyRows::Q8($r), AnyRows::Q8($n)) => $q8,
+            (AnyRows::Q4($r), AnyRows::Q4($n)) => $q4,
+            _ => unreachable!("the pages of a layer have one format"),
+        }
+    };
 }
 
 impl<'a> Page<'a> {
     fn new(tile: &Tile<'a>, index: usize) -> Self {
-        let shape = &tile.common.shape;
-        let data = tile.common.kv.page(index);
-        let keys = &data[shape.key_at(tile.kv_head, 0)..][..PAGE_TOKENS * shape.k_dim];
-        let values = &data[shape.value_at(tile.kv_head, 0)..][..PAGE_TOKENS * shape.v_dim];
-        Page { index, keys: F16Rows::new(keys, shape.k_dim), values: F16Rows::new(values, shape.v_dim) }
+        let (layout, data) = (&tile.common.kv.layout, tile.common.kv.page(index));
+        let (keys, values) =
+            (AnyRows::keys(layout, data, tile.kv_head), AnyRows::values(layout, data, tile.kv_head));
+        Page { index, keys, values }
     }
 }
 
@@ -59,19 +70,7 @@ impl Kernels {
     /// Computes `work.state` for one partition of the context.
     pub(super) fn attend(&self, tile: &Tile<'_>, part: usize, work: &mut Work<'_>) {
         work.state.clear();
-        let spans = tile.spans();
-        let span = spans.start.max(part * PART_TOKENS)..spans.end.min((part + 1) * PART_TOKENS);
-        let pages = span.start / PAGE_TOKENS..span.end.div_ceil(PAGE_TOKENS);
-        let page = |index: usize| (Page::new(tile, index), Page::new(tile, (index + 1).min(pages.end - 1)));
-        for index in pages.clone() {
-            let (page, next) = page(index);
-            work.at = index * PAGE_TOKENS - part * PART_TOKENS;
-            if tiled(tile) {
-                self.score_tiled(tile, page, next, work);
-            } else {
-                self.score_direct(tile, page, next, work);
-            }
-        }
+        let pages = score_part(self, tile, part, work);
         for row in 0..tile.rows {
             let scored = scored(tile, row, part);
             if !scored.is_empty() {
@@ -79,7 +78,7 @@ impl Kernels {
             }
         }
         for index in pages.clone() {
-            let (page, next) = page(index);
+            let (page, next) = page_and_next(tile, index, &pages);
             work.at = index * PAGE_TOKENS - part * PART_TOKENS;
             if tiled(tile) {
                 self.add_tiled(tile, page, next, work);
@@ -93,10 +92,17 @@ impl Kernels {
         for (row, rows) in queries(tile) {
             let slots = slots(tile, row, page.index);
             if !slots.is_empty() {
-                let keys = Block { page: page.keys, next: next.keys, slots: &slots, row, rows };
-                call!(self, scores_f16(&keys, work));
+                by_format!(
+                    page.keys,
+                    next.keys,
+                    |page, next| {
+                        call!(self, scores_f16(&Block { page, next, slots: &slots, row, rows }, work))
+                    },
+                    call!(self, scores_q8(&Block { page, next, slots: &slots, row, rows }, work)),
+                    call!(self, scores_q4(&Block { page, next, slots: &slots, row, rows }, work))
+                );
                 for row in row..row + rows {
-                    call!(self, scale_scores(scores(tile), &slots, row, work));
+                    call!(self, scale_scores(scores(tile, page), &slots, row, work));
                 }
             }
         }
@@ -106,14 +112,32 @@ impl Kernels {
         for (row, rows) in queries(tile) {
             let slots = slots(tile, row, page.index);
             if !slots.is_empty() {
-                let values = Block { page: page.values, next: next.values, slots: &slots, row, rows };
-                call!(self, values_f16(&values, work));
+                if let Some(factors) = page.values.factors() {
+                    for row in row..row + rows {
+                        call!(self, fold_factors(factors, row, work));
+                    }
+                }
+                by_format!(
+                    page.values,
+                    next.values,
+                    |page, next| {
+                        call!(self, values_f16(&Block { page, next, slots: &slots, row, rows }, work))
+                    },
+                    call!(self, values_q8(&Block { page, next, slots: &slots, row, rows }, work)),
+                    call!(self, values_q4(&Block { page, next, slots: &slots, row, rows }, work))
+                );
             }
         }
     }
 
     fn score_tiled(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
-        call!(self, convert_keys(page.keys, next.keys, work));
+        by_format!(
+            page.keys,
+            next.keys,
+            |keys, next| call!(self, convert_keys(keys, next, work)),
+            call!(self, convert_keys_q8(keys, next, work)),
+            call!(self, convert_keys_q4(keys, next, work))
+        );
         for row in (0..tile.rows).step_by(ROW_BLOCK) {
             let spans = block_slots(tile, row, page.index);
             if spans.iter().all(Range::is_empty) {
@@ -122,7 +146,7 @@ impl Kernels {
             call!(self, scores_f32(row, work));
             for (r, span) in spans.iter().enumerate() {
                 if !span.is_empty() {
-                    call!(self, scale_scores(scores(tile), span, row + r, work));
+                    call!(self, scale_scores(scores(tile, page), span, row + r, work));
                 }
             }
         }
@@ -130,9 +154,20 @@ impl Kernels {
 
     /// The positions that all four rows see first (they must begin together), then what single rows see beyond them.
     fn add_tiled(&self, tile: &Tile<'_>, page: Page<'_>, next: Page<'_>, work: &mut Work<'_>) {
-        call!(self, convert_values(page.values, next.values, work));
+        by_format!(
+            page.values,
+            next.values,
+            |values, next| call!(self, convert_values(values, next, work)),
+            call!(self, convert_values_q8(values, next, work)),
+            call!(self, convert_values_q4(values, next, work))
+        );
         for row in (0..tile.rows).step_by(ROW_BLOCK) {
             let spans = block_slots(tile, row, page.index);
+            if let Some(factors) = page.values.factors() {
+                for r in (0..ROW_BLOCK).filter(|&r| !spans[r].is_empty()) {
+                    call!(self, fold_factors(factors, row + r, work));
+                }
+            }
             let start = spans[0].start;
             let end = spans.iter().map(|span| span.end).min().unwrap_or(start);
             let together = end > start && spans.iter().all(|span| span.start == start);
@@ -151,6 +186,32 @@ impl Kernels {
     }
 }
 
+fn page_and_next<'a>(tile: &Tile<'a>, index: usize, pages: &Range<usize>) -> (Page<'a>, Page<'a>) {
+    (Page::new(tile, index), Page::new(tile, (index + 1).min(pages.end - 1)))
+}
+
+/// Puts the scores of one partition into `work.p`, and their maxima into `work.state.m`. Gives the pages that were scored.
+pub(super) fn score_part(
+    kernels: &Kernels,
+    tile: &Tile<'_>,
+    part: usize,
+    work: &mut Work<'_>,
+) -> Range<usize> {
+    let spans = tile.spans();
+    let span = spans.start.max(part * PART_TOKENS)..spans.end.min((part + 1) * PART_TOKENS);
+    let pages = span.start / PAGE_TOKENS..span.end.div_ceil(PAGE_TOKENS);
+    for index in pages.clone() {
+        let (page, next) = page_and_next(tile, index, &pages);
+        work.at = index * PAGE_TOKENS - part * PART_TOKENS;
+        if tiled(tile) {
+            kernels.score_tiled(tile, page, next, work);
+        } else {
+            kernels.score_direct(tile, page, next, work);
+        }
+    }
+    pages
+}
+
 /// Groups of up to four rows of one query, which see the same slots: first row and how many.
 fn queries(tile: &Tile<'_>) -> impl Iterator<Item = (usize, usize)> {
     let (heads, rows) = (tile.heads, tile.rows);
@@ -167,6 +228,6 @@ fn block_slots(tile: &Tile<'_>, row: usize, page: usize) -> [Range<usize>; ROW_B
     std::array::from_fn(|r| if row + r < tile.rows { slots(tile, row + r, page) } else { 0..0 })
 }
 
-fn scores(tile: &Tile<'_>) -> Scores {
-    Scores { scale: tile.common.scale, soft_cap: tile.common.soft_cap }
+fn scores<'a>(tile: &Tile<'a>, page: Page<'a>) -> Scores<'a> {
+    Scores { factors: page.keys.factors(), scale: tile.common.scale, soft_cap: tile.common.soft_cap }
 }

@@ -90,7 +90,7 @@ impl Grid {
     }
 
     /// Tile `index`, the last queries first: they attend to most, and long tasks at the end leave threads idle.
-    fn tile<'a>(&self, common: &'a Common<'a>, n: usize, index: usize) -> Tile<'a> {
+    pub(super) fn tile<'a>(&self, common: &'a Common<'a>, n: usize, index: usize) -> Tile<'a> {
         let per_query_tile = self.head_tiles * common.shape.kv_heads;
         let query_tile = self.query_tiles - 1 - index / per_query_tile;
         let (kv_head, head_tile) = ((index % per_query_tile) / self.head_tiles, index % self.head_tiles);
@@ -110,7 +110,7 @@ impl Grid {
 
 /// A pointer that tasks share; each writes its own part.
 #[derive(Clone, Copy)]
-struct Shared(*mut f32, usize);
+pub(super) struct Shared(*mut f32, usize);
 
 // SAFETY: only `part` gives access, and its callers hand out disjoint ranges.
 unsafe impl Send for Shared {}
@@ -118,14 +118,14 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    fn new(x: &mut [f32]) -> Self {
+    pub(super) fn new(x: &mut [f32]) -> Self {
         Shared(x.as_mut_ptr(), x.len())
     }
 
     /// # Safety
     /// While the slice lives, no other slice overlaps the range, and the slice that this was made from is borrowed.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn part(&self, at: usize, len: usize) -> &mut [f32] {
+    pub(super) unsafe fn part(&self, at: usize, len: usize) -> &mut [f32] {
         assert!(at <= self.1 && len <= self.1 - at, "part {at}+{len} of {}", self.1);
         // SAFETY: in bounds (above); unaliased by the precondition.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
@@ -133,7 +133,12 @@ impl Shared {
 }
 
 /// Runs `job` for each task, with the number of a working slot that no other running call has.
-fn with_slots(par: &dyn Parallel, slots: usize, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+pub(super) fn with_slots(
+    par: &dyn Parallel,
+    slots: usize,
+    tasks: usize,
+    job: &(dyn Fn(usize, usize) + Sync),
+) {
     let next = AtomicUsize::new(0);
     par.run(slots.min(tasks), &|slot| {
         loop {
@@ -268,7 +273,12 @@ fn check(a: &AttentionJob<'_>, shape: &AttentionShape) {
     assert_eq!(a.q.len(), a.n * heads * k_dim, "queries");
     assert_eq!(a.out.len(), a.n * heads * v_dim, "output");
     assert!(a.sinks.is_none_or(|s| s.len() == heads), "one sink per head");
-    assert!(a.kv.page_len >= shape.page_len(), "a page holds K and V of all heads");
+    let layout = &a.kv.layout;
+    assert!(
+        (layout.shape.kv_heads, layout.shape.k_dim, layout.shape.v_dim) == (kv_heads, k_dim, v_dim)
+            && a.kv.page_len >= layout.page_len(),
+        "a page holds K and V of all heads"
+    );
     assert!(a.scratch.slots.len() >= slot_len(k_dim, v_dim), "scratch made for a smaller shape");
     let end = a.first_pos + a.n;
     assert!(a.kv.table.len() >= end.div_ceil(PAGE_TOKENS), "positions up to {end} are in the page table");

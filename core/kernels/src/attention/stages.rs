@@ -8,15 +8,17 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::PAGE_TOKENS;
-use super::rows::{F16Rows, F32Rows, Rows};
+use super::rows::{F16Rows, F32Rows, Q4Rows, Q8Rows, Rows};
 use super::scratch::{ROW_BLOCK, SCORE_STRIDE, TILE_ROWS};
 use super::work::{State, Work};
 use crate::math::{self, LANES, Lanes};
 use crate::vecops::soft_capped;
 
-/// Factor and cap of the scores.
+/// Factors and cap of the scores.
 #[derive(Clone, Copy)]
-pub(crate) struct Scores {
+pub(crate) struct Scores<'a> {
+    /// Scales of the keys, a half for each slot, where they are not part of the dot products.
+    pub factors: Option<&'a [u16; PAGE_TOKENS]>,
     pub scale: f32,
     pub soft_cap: Option<f32>,
 }
@@ -39,6 +41,23 @@ pub(crate) struct Block<'a, R> {
 /// is not used later.
 #[inline(always)]
 pub(crate) fn scores_f16<S: Lanes>(s: S, block: &Block<'_, F16Rows<'_>>, work: &mut Work<'_>) {
+    scores_direct(s, block, work);
+}
+
+/// [`scores_f16`] with int8 keys.
+#[inline(always)]
+pub(crate) fn scores_q8<S: Lanes>(s: S, block: &Block<'_, Q8Rows<'_>>, work: &mut Work<'_>) {
+    scores_direct(s, block, work);
+}
+
+/// [`scores_f16`] with int4 keys.
+#[inline(always)]
+pub(crate) fn scores_q4<S: Lanes>(s: S, block: &Block<'_, Q4Rows<'_>>, work: &mut Work<'_>) {
+    scores_direct(s, block, work);
+}
+
+#[inline(always)]
+fn scores_direct<S: Lanes, K: Rows>(s: S, block: &Block<'_, K>, work: &mut Work<'_>) {
     for half in block.slots.start / LANES..block.slots.end.div_ceil(LANES) {
         match (block.rows, S::WIDE) {
             (1, true) => scores_half::<S, _, 1, 8>(s, block, half, work),
@@ -102,7 +121,7 @@ fn scores_half<S: Lanes, K: Rows, const M: usize, const T: usize>(
 #[inline(always)]
 pub(crate) fn scale_scores<S: Lanes>(
     s: S,
-    scores: Scores,
+    scores: Scores<'_>,
     slots: &Range<usize>,
     row: usize,
     work: &mut Work<'_>,
@@ -111,7 +130,11 @@ pub(crate) fn scale_scores<S: Lanes>(
     let scale = s.splat(scores.scale);
     let mut v = [s.splat(0.0); 2];
     for half in 0..2 {
-        v[half] = s.mul(s.load(&*sixteen_mut(p, half * LANES)), scale);
+        v[half] = s.load(&*sixteen_mut(p, half * LANES));
+        if let Some(factors) = scores.factors {
+            v[half] = s.mul(v[half], s.load_f16(halves(factors, half)));
+        }
+        v[half] = s.mul(v[half], scale);
         if let Some(cap) = scores.soft_cap {
             v[half] = soft_capped(s, v[half], s.splat(cap), s.splat(1.0 / cap));
         }
@@ -149,9 +172,43 @@ pub(crate) fn soften<S: Lanes>(s: S, positions: &Range<usize>, row: usize, work:
     }
 }
 
+/// Multiplies a row's probabilities of the current page with the scales of its values.
+#[inline(always)]
+pub(crate) fn fold_factors<S: Lanes>(s: S, factors: &[u16; PAGE_TOKENS], row: usize, work: &mut Work<'_>) {
+    let p = &mut work.p[row * SCORE_STRIDE + work.at..][..PAGE_TOKENS];
+    for half in 0..2 {
+        let v = s.mul(s.load(&*sixteen_mut(p, half * LANES)), s.load_f16(halves(factors, half)));
+        s.store(v, sixteen_mut(p, half * LANES));
+    }
+}
+
+/// One half of the factors of a page.
+#[inline(always)]
+fn halves(factors: &[u16; PAGE_TOKENS], half: usize) -> &[u16; LANES] {
+    let (both, _) = factors.as_chunks::<LANES>();
+    &both[half]
+}
+
 /// `acc = acc + sum p[t] v[t]` over the slots, straight from the page.
 #[inline(always)]
 pub(crate) fn values_f16<S: Lanes>(s: S, block: &Block<'_, F16Rows<'_>>, work: &mut Work<'_>) {
+    values_direct(s, block, work);
+}
+
+/// [`values_f16`] with int8 values.
+#[inline(always)]
+pub(crate) fn values_q8<S: Lanes>(s: S, block: &Block<'_, Q8Rows<'_>>, work: &mut Work<'_>) {
+    values_direct(s, block, work);
+}
+
+/// [`values_f16`] with int4 values.
+#[inline(always)]
+pub(crate) fn values_q4<S: Lanes>(s: S, block: &Block<'_, Q4Rows<'_>>, work: &mut Work<'_>) {
+    values_direct(s, block, work);
+}
+
+#[inline(always)]
+fn values_direct<S: Lanes, V: Rows>(s: S, block: &Block<'_, V>, work: &mut Work<'_>) {
     match block.rows {
         1 => add_rows::<S, _, 1>(s, block, work),
         2 => add_rows::<S, _, 2>(s, block, work),
@@ -241,6 +298,23 @@ fn add_block<S: Lanes, V: Rows, const M: usize, const C: usize>(
 /// Converts a page's keys to f32, `[lane][chunk][position]`, so that a vector holds one k of sixteen positions.
 #[inline(always)]
 pub(crate) fn convert_keys<S: Lanes>(s: S, keys: F16Rows<'_>, next: F16Rows<'_>, work: &mut Work<'_>) {
+    convert_any_keys(s, keys, next, work);
+}
+
+/// [`convert_keys`] of int8 keys, not scaled.
+#[inline(always)]
+pub(crate) fn convert_keys_q8<S: Lanes>(s: S, keys: Q8Rows<'_>, next: Q8Rows<'_>, work: &mut Work<'_>) {
+    convert_any_keys(s, keys, next, work);
+}
+
+/// [`convert_keys`] of int4 keys.
+#[inline(always)]
+pub(crate) fn convert_keys_q4<S: Lanes>(s: S, keys: Q4Rows<'_>, next: Q4Rows<'_>, work: &mut Work<'_>) {
+    convert_any_keys(s, keys, next, work);
+}
+
+#[inline(always)]
+fn convert_any_keys<S: Lanes, K: Rows>(s: S, keys: K, next: K, work: &mut Work<'_>) {
     let chunks = work.kp / LANES;
     for t in 0..PAGE_TOKENS {
         keys.prefetch(s, t, next);
@@ -263,6 +337,23 @@ pub(crate) fn convert_keys<S: Lanes>(s: S, keys: F16Rows<'_>, next: F16Rows<'_>,
 /// Converts a page's values to f32, row by row.
 #[inline(always)]
 pub(crate) fn convert_values<S: Lanes>(s: S, values: F16Rows<'_>, next: F16Rows<'_>, work: &mut Work<'_>) {
+    convert_any_values(s, values, next, work);
+}
+
+/// [`convert_values`] of int8 values, not scaled.
+#[inline(always)]
+pub(crate) fn convert_values_q8<S: Lanes>(s: S, values: Q8Rows<'_>, next: Q8Rows<'_>, work: &mut Work<'_>) {
+    convert_any_values(s, values, next, work);
+}
+
+/// [`convert_values`] of int4 values.
+#[inline(always)]
+pub(crate) fn convert_values_q4<S: Lanes>(s: S, values: Q4Rows<'_>, next: Q4Rows<'_>, work: &mut Work<'_>) {
+    convert_any_values(s, values, next, work);
+}
+
+#[inline(always)]
+fn convert_any_values<S: Lanes, V: Rows>(s: S, values: V, next: V, work: &mut Work<'_>) {
     for t in 0..PAGE_TOKENS {
         values.prefetch(s, t, next);
         for chunk in 0..work.vp / LANES {

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::oracle::{self, Query};
 use super::*;
+use crate::Kernels;
 use crate::parallel::{Parallel, Serial};
 
 /// Some threads that claim tasks, as the engine's pool does.
@@ -51,6 +52,7 @@ const CHUNK_PAGES: usize = 3;
 /// A cache of `tokens` positions, pages in scattered order, everything not written NaN.
 struct Cache {
     shape: AttentionShape,
+    layout: KvLayout,
     chunks: Vec<Box<[u16]>>,
     table: Vec<u32>,
     q: Vec<f32>,
@@ -71,9 +73,14 @@ fn page_mut(chunks: &mut [Box<[u16]>], page: u32, page_len: usize) -> &mut [u16]
 
 impl Cache {
     fn new(shape: AttentionShape, tokens: usize, seed: u64) -> Self {
+        Self::with(KvLayout::f16(shape), tokens, seed)
+    }
+
+    fn with(layout: KvLayout, tokens: usize, seed: u64) -> Self {
+        let shape = layout.shape;
         let mut noise = Noise(seed);
         let pages = tokens.div_ceil(PAGE_TOKENS);
-        let page_len = shape.page_len();
+        let page_len = layout.page_len();
         let chunks = (pages + 1).div_ceil(CHUNK_PAGES);
         let mut chunks: Vec<_> =
             (0..chunks).map(|_| vec![0x7e00; CHUNK_PAGES * page_len].into_boxed_slice()).collect();
@@ -87,7 +94,7 @@ impl Cache {
             .enumerate()
         {
             let page = page_mut(&mut chunks, table[t / PAGE_TOKENS], page_len);
-            kernels.write_kv(&shape, page, t % PAGE_TOKENS, k, v);
+            kernels.write_kv(&layout, page, t % PAGE_TOKENS, k, v);
         }
         let mut q = noise.vec(tokens * shape.heads * shape.k_dim);
         q.iter_mut().for_each(|x| *x *= 4.0);
@@ -95,6 +102,7 @@ impl Cache {
         let scale = 1.0 / (shape.k_dim as f32).sqrt();
         Cache {
             shape,
+            layout,
             chunks,
             table,
             q,
@@ -113,7 +121,8 @@ impl Cache {
         KvPages {
             chunks: &self.chunks,
             chunk_pages: CHUNK_PAGES,
-            page_len: self.shape.page_len(),
+            layout: self.layout,
+            page_len: self.layout.page_len(),
             table: &self.table,
             first_token: self.first_token,
         }
@@ -232,6 +241,164 @@ fn every_isa_has_the_bits_of_the_oracle() {
     }
 }
 
+const FORMATS: [(KvFormat, KvFormat); 5] = [
+    (KvFormat::Q8, KvFormat::Q8),
+    (KvFormat::Q8, KvFormat::Q4),
+    (KvFormat::Q4, KvFormat::Q4),
+    (KvFormat::F16, KvFormat::Q8),
+    (KvFormat::Q4, KvFormat::F16),
+];
+
+#[test]
+fn quantised_pages_have_the_bits_of_the_oracle() {
+    let shapes = [
+        shape(1, 1, 32, 32),
+        shape(9, 3, 64, 64),
+        shape(7, 1, 80, 80),
+        shape(3, 3, 40, 72),
+        shape(8, 1, 128, 128),
+        shape(4, 1, 256, 256),
+        shape(40, 1, 32, 20),
+    ];
+    for (i, s) in shapes.into_iter().enumerate() {
+        for (k, v) in FORMATS {
+            let mut cache = Cache::with(KvLayout { shape: s, k, v }, 570, 400 + i as u64);
+            for (first, n, window) in
+                [(0, 1, None), (31, 2, None), (540, 30, None), (569, 1, Some(40)), (520, 37, Some(33))]
+            {
+                cache.window = window;
+                let expected = cache.oracle(first, n, false);
+                for kernels in Kernels::available() {
+                    for threads in [1, 3] {
+                        let got = cache.run(kernels, &Threads(threads), first, n, false);
+                        let what =
+                            format!("{:?} {s:?} {k:?} {v:?} {first}+{n} {threads} threads", kernels.isa());
+                        assert_bits(&got, &expected, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Quantised attention is the attention of rounded keys and values: near that of the exact ones.
+#[test]
+fn quantised_attention_is_near_attention() {
+    let s = shape(4, 2, 64, 64);
+    for (k, v, bound) in [
+        (KvFormat::Q8, KvFormat::Q8, 0.02),
+        (KvFormat::Q8, KvFormat::Q4, 0.12),
+        (KvFormat::Q4, KvFormat::Q4, 0.25),
+    ] {
+        let cache = Cache::with(KvLayout { shape: s, k, v }, 300, 500);
+        let got = cache.run(Kernels::detect(), &Serial, 299, 1, false);
+        for head in 0..s.heads {
+            let exact = cache.exact(299, head, false);
+            let norm = exact.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let got = &got[head * s.v_dim..(head + 1) * s.v_dim];
+            let error = exact.iter().zip(got).map(|(x, y)| (x - f64::from(*y)).powi(2)).sum::<f64>().sqrt();
+            assert!(error <= bound * norm, "{k:?} {v:?} head {head}: {error:e} of {norm:e}");
+        }
+    }
+}
+
+#[test]
+fn tokens_take_the_bytes_of_their_formats() {
+    for dim in [64, 128, 256] {
+        let s = shape(1, 1, dim, dim);
+        let bytes = |k, v| KvLayout { shape: s, k, v }.bytes_per_token() as f64;
+        let f16 = bytes(KvFormat::F16, KvFormat::F16);
+        assert_eq!(f16, 4.0 * dim as f64);
+        assert!(bytes(KvFormat::Q8, KvFormat::Q8) <= 0.53 * f16);
+        assert!(bytes(KvFormat::Q4, KvFormat::Q4) <= 0.29 * f16);
+        for (k, v) in FORMATS {
+            let layout = KvLayout { shape: s, k, v };
+            assert_eq!(2 * layout.page_len(), PAGE_TOKENS * layout.bytes_per_token());
+        }
+    }
+}
+
+/// Whatever is written, also what is not finite, can be read again.
+#[test]
+fn odd_rows_are_stored() {
+    let kernels = Kernels::detect();
+    for row in [vec![0.0; 40], vec![f32::NAN; 40], vec![f32::INFINITY; 40], vec![1e-30; 40], vec![-3e38; 40]]
+    {
+        for (k, v) in FORMATS {
+            let layout = KvLayout { shape: shape(1, 1, 40, 40), k, v };
+            let mut page = vec![0; layout.page_len()];
+            kernels.write_kv(&layout, &mut page, 31, &row, &row);
+            let mut copy = vec![0; layout.page_len()];
+            layout.copy_row(0, (&page, 31), (&mut copy, 31));
+            assert_eq!(page, copy);
+        }
+    }
+}
+
+#[test]
+fn a_rotation_keeps_products_and_spreads_peaks() {
+    let mut noise = Noise(600);
+    for dim in [16, 64, 80, 96, 128, 33] {
+        let (mut a, mut b) = (noise.vec(2 * dim), noise.vec(2 * dim));
+        a[3] = 50.0;
+        let dot =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+        let before = dot(&a, &b);
+        hadamard_in_place(&mut a, dim);
+        hadamard_in_place(&mut b, dim);
+        assert!((dot(&a, &b) - before).abs() <= 1e-4 * before.abs().max(1.0), "{dim}");
+        let block = 1 << dim.trailing_zeros();
+        let most = a[..block].iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        assert!(block == 1 || most <= 50.0 / (block as f32).sqrt() + (block as f32).sqrt(), "{dim}: {most}");
+    }
+}
+
+/// What a query is seen to attend to is what attention weighs values with: one-hot values show the weights.
+#[test]
+fn observed_attention_is_that_of_the_values() {
+    let s = shape(6, 2, 32, 80);
+    let mut cache = Cache::new(s, 75, 700);
+    let kernels = Kernels::detect();
+    for t in 0..75 {
+        let mut v = vec![0.0; 160];
+        (v[t], v[80 + t]) = (1.0, 1.0);
+        let k = cache.k[t * 64..(t + 1) * 64].to_vec();
+        let page = page_mut(&mut cache.chunks, cache.table[t / PAGE_TOKENS], cache.layout.page_len());
+        kernels.write_kv(&cache.layout, page, t % PAGE_TOKENS, &k, &v);
+    }
+    for position in [0, 31, 74] {
+        for sinks in [false, true] {
+            let weights = cache.run(kernels, &Serial, position, 1, sinks);
+            let mut expected: Option<Vec<Vec<f32>>> = None;
+            for kernels in Kernels::available() {
+                let mut sums = vec![vec![0.0; position + 1]; 2];
+                kernels.observe(
+                    &Threads(2),
+                    &mut ObserveJob {
+                        q: &cache.q[position * 192..(position + 1) * 192],
+                        position,
+                        shape: s,
+                        kv: cache.kv(),
+                        scale: cache.scale,
+                        soft_cap: None,
+                        sinks: sinks.then_some(&cache.sinks),
+                        scratch: &mut AttentionScratch::new(&s, 2, 75),
+                        weights: &mut vec![0.0; 6 * (position + 2)],
+                        sums: &mut sums,
+                    },
+                );
+                for (g, sums) in sums.iter().enumerate() {
+                    for (t, sum) in sums.iter().enumerate() {
+                        let by_hand: f32 = (0..3).map(|h| weights[(3 * g + h) * 80 + t]).sum();
+                        assert!((sum - by_hand).abs() < 2e-3, "{position} {g} {t}: {sum} {by_hand}");
+                    }
+                }
+                assert_eq!(*expected.get_or_insert_with(|| sums.clone()), sums, "{:?}", kernels.isa());
+            }
+        }
+    }
+}
+
 #[test]
 fn windows_caps_and_sinks_have_the_bits_of_the_oracle() {
     for (i, s) in [shape(4, 2, 64, 64), shape(2, 2, 48, 32), shape(8, 1, 32, 32)].into_iter().enumerate() {
@@ -314,9 +481,9 @@ fn what_lies_outside_the_window_is_never_read_into_the_result() {
     let before = cache.run(Kernels::detect(), &Serial, 190, 10, false);
     // Positions below 151 are out of every window: poison them, and give their pages up.
     for t in 0..151 {
-        let page = page_mut(&mut cache.chunks, cache.table[t / PAGE_TOKENS], s.page_len());
-        page[s.key_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
-        page[s.value_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
+        let page = page_mut(&mut cache.chunks, cache.table[t / PAGE_TOKENS], cache.layout.page_len());
+        page[cache.layout.key_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
+        page[cache.layout.value_at(0, t % PAGE_TOKENS)..][..64].fill(0x7e00);
     }
     cache.table[..4].fill(u32::MAX);
     cache.first_token = 151;
@@ -370,9 +537,12 @@ proptest! {
         cap in proptest::option::of(0.5f32..50.0),
         sinks in any::<bool>(),
         threads in 1usize..=3,
+        format in proptest::option::of(0..FORMATS.len()),
     ) {
         let tokens: usize = cuts.iter().sum();
-        let mut cache = Cache::new(shape(group * kv_heads, kv_heads, k_dim, v_dim), tokens, seed);
+        let (k, v) = format.map_or((KvFormat::F16, KvFormat::F16), |i| FORMATS[i]);
+        let shape = shape(group * kv_heads, kv_heads, k_dim, v_dim);
+        let mut cache = Cache::with(KvLayout { shape, k, v }, tokens, seed);
         (cache.window, cache.soft_cap) = (window, cap);
         let kernels = Kernels::available();
         let whole = cache.run(kernels[0], &Serial, 0, tokens, sinks);

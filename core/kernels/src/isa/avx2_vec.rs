@@ -135,6 +135,34 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> V {
+        // SAFETY: `self` proves AVX2; the array holds 16 bytes, two loads of 8.
+        unsafe {
+            let p = x.as_ptr().cast::<u8>();
+            let (lo, hi) = (_mm_loadl_epi64(p.cast()), _mm_loadl_epi64(p.add(8).cast()));
+            V(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(lo)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(hi)))
+        }
+    }
+    #[inline(always)]
+    fn load_i4(self, x: &[u8; LANES], high: bool) -> V {
+        // SAFETY: `self` proves AVX2; the array holds 16 bytes.
+        unsafe {
+            let bytes = _mm_loadu_si128(x.as_ptr().cast());
+            let bytes = if high { _mm_srli_epi16::<4>(bytes) } else { bytes };
+            let ints = _mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+            let (lo, hi) = (ints, _mm_srli_si128::<8>(ints));
+            V(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(lo)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(hi)))
+        }
+    }
+    #[inline(always)]
+    fn splat_f16(self, x: u16) -> V {
+        // SAFETY: `self` proves F16C.
+        unsafe {
+            let v = _mm256_cvtph_ps(_mm_set1_epi16(x.cast_signed()));
+            V(v, v)
+        }
+    }
+    #[inline(always)]
     fn prefetch<T>(self, p: *const T) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }

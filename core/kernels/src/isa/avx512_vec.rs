@@ -100,6 +100,29 @@ impl Lanes for Avx512 {
         unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0 }
     }
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512; the array holds 16 bytes.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+    #[inline(always)]
+    fn load_i4(self, x: &[u8; LANES], high: bool) -> __m512 {
+        // SAFETY: `self` proves AVX-512; the array holds 16 bytes.
+        unsafe {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            let nibbles = if high {
+                _mm512_srli_epi32::<4>(wide)
+            } else {
+                _mm512_and_si512(wide, _mm512_set1_epi32(15))
+            };
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(nibbles, _mm512_set1_epi32(8)))
+        }
+    }
+    #[inline(always)]
+    fn splat_f16(self, x: u16) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(x.cast_signed())) }
+    }
+    #[inline(always)]
     fn prefetch<T>(self, p: *const T) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }

@@ -50,6 +50,33 @@ pub(crate) trait Lanes: Arith + Send + Sync + 'static {
     fn swap_pairs(self, v: Self::V) -> Self::V;
     fn any_gt(self, a: Self::V, b: Self::V) -> bool;
 
+    /// Exact.
+    #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::V {
+        let mut out = [0.0; LANES];
+        for i in 0..LANES {
+            out[i] = f32::from(x[i]);
+        }
+        self.load(&out)
+    }
+
+    /// The low or the high nibbles, less 8. Exact.
+    #[inline(always)]
+    fn load_i4(self, x: &[u8; LANES], high: bool) -> Self::V {
+        let mut out = [0.0; LANES];
+        for i in 0..LANES {
+            let nibble = if high { x[i] >> 4 } else { x[i] & 15 };
+            out[i] = f32::from(nibble) - 8.0;
+        }
+        self.load(&out)
+    }
+
+    /// One half in all lanes. Exact.
+    #[inline(always)]
+    fn splat_f16(self, x: u16) -> Self::V {
+        self.load_f16(&[x; LANES])
+    }
+
     /// A hint that the cache line at `p` is read soon. Any address is allowed.
     #[inline(always)]
     fn prefetch<T>(self, p: *const T) {

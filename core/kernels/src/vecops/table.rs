@@ -37,10 +37,18 @@ macro_rules! vec_ops {
                 block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
+            scores_q8: $crate::attention::stages::scores_q8 = (
+                block: &$crate::attention::stages::Block<'_, $crate::attention::rows::Q8Rows<'_>>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            scores_q4: $crate::attention::stages::scores_q4 = (
+                block: &$crate::attention::stages::Block<'_, $crate::attention::rows::Q4Rows<'_>>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
             scores_f32: $crate::attention::stages::scores_f32
                 = (row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
             scale_scores: $crate::attention::stages::scale_scores = (
-                scores: $crate::attention::stages::Scores,
+                scores: $crate::attention::stages::Scores<'_>,
                 slots: &std::ops::Range<usize>,
                 row: usize,
                 work: &mut $crate::attention::work::Work<'_>
@@ -49,6 +57,19 @@ macro_rules! vec_ops {
                 = (positions: &std::ops::Range<usize>, row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
             values_f16: $crate::attention::stages::values_f16 = (
                 block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            values_q8: $crate::attention::stages::values_q8 = (
+                block: &$crate::attention::stages::Block<'_, $crate::attention::rows::Q8Rows<'_>>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            values_q4: $crate::attention::stages::values_q4 = (
+                block: &$crate::attention::stages::Block<'_, $crate::attention::rows::Q4Rows<'_>>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            fold_factors: $crate::attention::stages::fold_factors = (
+                factors: &[u16; $crate::PAGE_TOKENS],
+                row: usize,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             values_f32: $crate::attention::stages::values_f32
@@ -61,6 +82,26 @@ macro_rules! vec_ops {
             convert_values: $crate::attention::stages::convert_values = (
                 values: $crate::attention::rows::F16Rows<'_>,
                 next: $crate::attention::rows::F16Rows<'_>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            convert_keys_q8: $crate::attention::stages::convert_keys_q8 = (
+                keys: $crate::attention::rows::Q8Rows<'_>,
+                next: $crate::attention::rows::Q8Rows<'_>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            convert_keys_q4: $crate::attention::stages::convert_keys_q4 = (
+                keys: $crate::attention::rows::Q4Rows<'_>,
+                next: $crate::attention::rows::Q4Rows<'_>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            convert_values_q8: $crate::attention::stages::convert_values_q8 = (
+                values: $crate::attention::rows::Q8Rows<'_>,
+                next: $crate::attention::rows::Q8Rows<'_>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            convert_values_q4: $crate::attention::stages::convert_values_q4 = (
+                values: $crate::attention::rows::Q4Rows<'_>,
+                next: $crate::attention::rows::Q4Rows<'_>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             merge: $crate::attention::stages::merge = (

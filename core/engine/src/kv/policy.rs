@@ -1,0 +1,167 @@
+//! What a sequence may forget.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Which positions stay when memory is short. Nothing is forgotten unless the app asks for it or configured it
+/// ([`EvictWhen`]); what stays keeps its original position, and every eviction is told.
+///
+/// Layers with a sliding window forget by themselves and take no part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvPolicy {
+    /// All of them.
+    #[default]
+    KeepAll,
+    /// The last so many.
+    Window {
+        /// How many.
+        recent: usize,
+    },
+    /// The first few, which attention leans on whatever they say (arXiv:2309.17453), and the last so many.
+    Sinks {
+        /// How many of the first.
+        sinks: usize,
+        /// How many of the last.
+        recent: usize,
+    },
+    /// Sinks, the last so many, and of the rest those that got most attention (arXiv:2306.14048): per layer and KV head, summed over the
+    /// query heads that share it, divided by how many queries could have looked.
+    HeavyHitters {
+        /// How many of the first.
+        sinks: usize,
+        /// How many of the last.
+        recent: usize,
+        /// How many of those between.
+        top: usize,
+    },
+}
+
+impl KvPolicy {
+    /// The usual sizes: 4 sinks, the last 1024, the top 512.
+    pub const HEAVY_HITTERS: KvPolicy = KvPolicy::HeavyHitters { sinks: 4, recent: 1024, top: 512 };
+
+    /// How many positions stay; `None`: all.
+    pub fn keeps(self) -> Option<usize> {
+        match self {
+            KvPolicy::KeepAll => None,
+            KvPolicy::Window { recent } => Some(recent),
+            KvPolicy::Sinks { sinks, recent } => Some(sinks.saturating_add(recent)),
+            KvPolicy::HeavyHitters { sinks, recent, top } => {
+                Some(sinks.saturating_add(recent).saturating_add(top))
+            }
+        }
+    }
+
+    /// Whether attention must be watched for it.
+    pub fn watches(self) -> bool {
+        matches!(self, KvPolicy::HeavyHitters { .. })
+    }
+
+    /// The slots of `heat.len()` that stay, ascending. `heat` is the attention per query that each got.
+    pub(super) fn choose(self, heat: &[f32], out: &mut Vec<u32>) {
+        let slots = heat.len();
+        out.clear();
+        let (sinks, recent, top) = match self {
+            KvPolicy::KeepAll => (slots, 0, 0),
+            KvPolicy::Window { recent } => (0, recent, 0),
+            KvPolicy::Sinks { sinks, recent } => (sinks, recent, 0),
+            KvPolicy::HeavyHitters { sinks, recent, top } => (sinks, recent, top),
+        };
+        let sinks = sinks.min(slots);
+        let tail = slots.saturating_sub(recent).max(sinks);
+        out.extend((0..sinks as u32).chain(tail as u32..slots as u32));
+        let between = heat.get(sinks..tail).unwrap_or(&[]);
+        let mut ranked: Vec<(f32, u32)> =
+            between.iter().enumerate().map(|(i, &heat)| (heat, (sinks + i) as u32)).collect();
+        let top = top.min(ranked.len());
+        // Of equals the later: it has had less time.
+        let hotter = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1));
+        if top > 0 && top < ranked.len() {
+            ranked.select_nth_unstable_by(top - 1, hotter);
+        }
+        out.extend(ranked.iter().take(top).map(|(_, slot)| slot));
+        out.sort_unstable();
+    }
+}
+
+/// When a policy acts by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EvictWhen {
+    /// Only when the app asks, or when memory is critically scarce.
+    #[default]
+    Asked,
+    /// Also whenever a sequence holds this many positions more than the policy keeps, so that its memory stays bounded.
+    Above(usize),
+}
+
+impl fmt::Display for KvPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KvPolicy::KeepAll => f.write_str("all"),
+            KvPolicy::Window { recent } => write!(f, "window:{recent}"),
+            KvPolicy::Sinks { sinks, recent } => write!(f, "sinks:{sinks}:{recent}"),
+            KvPolicy::HeavyHitters { sinks, recent, top } => write!(f, "heavy:{sinks}:{recent}:{top}"),
+        }
+    }
+}
+
+impl FromStr for KvPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<KvPolicy, String> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let numbers: Option<Vec<usize>> = parts.map(|part| part.parse().ok().filter(|&n| n > 0)).collect();
+        match (name, numbers.as_deref()) {
+            ("all", Some([])) => Ok(KvPolicy::KeepAll),
+            ("window", Some(&[recent])) => Ok(KvPolicy::Window { recent }),
+            ("sinks", Some(&[sinks, recent])) => Ok(KvPolicy::Sinks { sinks, recent }),
+            ("heavy", Some([])) => Ok(KvPolicy::HEAVY_HITTERS),
+            ("heavy", Some(&[sinks, recent, top])) => Ok(KvPolicy::HeavyHitters { sinks, recent, top }),
+            _ => Err(format!(
+                "no KV policy {text:?}; there are all, window:N, sinks:FIRST:LAST, heavy and heavy:FIRST:LAST:TOP"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(policy: KvPolicy, heat: &[f32]) -> Vec<u32> {
+        let mut out = Vec::new();
+        policy.choose(heat, &mut out);
+        out
+    }
+
+    #[test]
+    fn what_stays() {
+        let heat = [0.0, 0.0, 5.0, 1.0, 9.0, 1.0, 0.5, 0.0, 0.0];
+        assert_eq!(chosen(KvPolicy::KeepAll, &heat), (0..9).collect::<Vec<_>>());
+        assert_eq!(chosen(KvPolicy::Window { recent: 2 }, &heat), [7, 8]);
+        assert_eq!(chosen(KvPolicy::Sinks { sinks: 1, recent: 2 }, &heat), [0, 7, 8]);
+        let heavy = KvPolicy::HeavyHitters { sinks: 1, recent: 2, top: 3 };
+        assert_eq!(chosen(heavy, &heat), [0, 2, 4, 5, 7, 8]);
+        // Never more than there are, each once.
+        for n in 0..9 {
+            assert_eq!(chosen(heavy, &heat[..n]).len(), n.min(6));
+        }
+    }
+
+    #[test]
+    fn names() {
+        for policy in [
+            KvPolicy::KeepAll,
+            KvPolicy::Window { recent: 7 },
+            KvPolicy::Sinks { sinks: 4, recent: 9 },
+            KvPolicy::HEAVY_HITTERS,
+        ] {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        assert_eq!("heavy".parse(), Ok(KvPolicy::HEAVY_HITTERS));
+        for wrong in ["", "window", "window:0", "window:x", "heavy:1", "all:1"] {
+            assert!(wrong.parse::<KvPolicy>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! How keys and values lie in a page.
+//!
+//! ```text
+//! page   K of KV head 0, K of head 1, … then V of head 0, V of head 1, …        in 16-bit words
+//! head   32 rows, then the scales of 32 rows
+//!
+//! F16    row = dim halves                                         no scales
+//! Q8     row = dim int8, padded to 16:  x[i] = d * q[i]           one half per row: d = max |x| / 127
+//! Q4     row = 16 bytes per 32 values:  x[i] = d * (q[i] - 8)     one half per 32 values; low nibbles are the first 16
+//! ```
+//!
+//! All three are written token by token and never rewritten, so what a position holds does not depend on how a prompt was cut.
+
+use std::ops::Range;
+
+use super::quantise::{quantise_q4, quantise_q8};
+use super::{AttentionShape, PAGE_TOKENS};
+use crate::isa::Kernels;
+use crate::math::LANES;
+
+/// Values that share a scale in [`KvFormat::Q4`].
+pub(crate) const Q4_GROUP: usize = 32;
+
+/// The element type of keys or of values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// IEEE halves: 16 bits per value.
+    #[default]
+    F16,
+    /// Symmetric int8 with a scale per token and head: 8 bits and 16 / dim.
+    Q8,
+    /// Symmetric int4 with a scale per 32 values of a token: 4.5 bits.
+    Q4,
+}
+
+impl KvFormat {
+    /// 16-bit words of one row, without its scales.
+    pub(crate) fn row_words(self, dim: usize) -> usize {
+        match self {
+            KvFormat::F16 => dim,
+            KvFormat::Q8 => dim.next_multiple_of(LANES) / 2,
+            KvFormat::Q4 => dim.div_ceil(Q4_GROUP) * (Q4_GROUP / 4),
+        }
+    }
+
+    /// Scales of one row, a word each.
+    pub(crate) fn row_scales(self, dim: usize) -> usize {
+        match self {
+            KvFormat::F16 => 0,
+            KvFormat::Q8 => 1,
+            KvFormat::Q4 => dim.div_ceil(Q4_GROUP),
+        }
+    }
+
+    /// Words of the 32 rows of one head.
+    fn area(self, dim: usize) -> usize {
+        PAGE_TOKENS * (self.row_words(dim) + self.row_scales(dim))
+    }
+
+    /// Bytes of a row of `dim` values, its scales included.
+    pub fn row_bytes(self, dim: usize) -> usize {
+        2 * (self.row_words(dim) + self.row_scales(dim))
+    }
+}
+
+/// Where everything lies in the pages of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// KV heads and the lengths of keys and values; the number of query heads does not matter.
+    pub shape: AttentionShape,
+    /// Of keys.
+    pub k: KvFormat,
+    /// Of values.
+    pub v: KvFormat,
+}
+
+impl KvLayout {
+    /// Keys and values in half precision.
+    pub fn f16(shape: AttentionShape) -> Self {
+        KvLayout { shape, k: KvFormat::F16, v: KvFormat::F16 }
+    }
+
+    /// 16-bit words of a page: K and V of all KV heads.
+    pub fn page_len(&self) -> usize {
+        self.shape.kv_heads * (self.k.area(self.shape.k_dim) + self.v.area(self.shape.v_dim))
+    }
+
+    /// Bytes of one token.
+    pub fn bytes_per_token(&self) -> usize {
+        self.shape.kv_heads * (self.k.row_bytes(self.shape.k_dim) + self.v.row_bytes(self.shape.v_dim))
+    }
+
+    /// The words of all keys of a KV head.
+    pub(crate) fn keys(&self, kv_head: usize) -> Range<usize> {
+        let len = self.k.area(self.shape.k_dim);
+        kv_head * len..(kv_head + 1) * len
+    }
+
+    /// The words of all its values.
+    pub(crate) fn values(&self, kv_head: usize) -> Range<usize> {
+        let (first, len) =
+            (self.shape.kv_heads * self.k.area(self.shape.k_dim), self.v.area(self.shape.v_dim));
+        first + kv_head * len..first + (kv_head + 1) * len
+    }
+
+    /// Where the key of a token slot (0..32) and KV head begins in a page.
+    pub fn key_at(&self, kv_head: usize, slot: usize) -> usize {
+        self.keys(kv_head).start + slot * self.k.row_words(self.shape.k_dim)
+    }
+
+    /// Where the value begins.
+    pub fn value_at(&self, kv_head: usize, slot: usize) -> usize {
+        self.values(kv_head).start + slot * self.v.row_words(self.shape.v_dim)
+    }
+
+    /// Clears a slot of all KV heads.
+    ///
+    /// # Panics
+    /// If the page is too short or the slot is none.
+    pub fn clear_row(&self, page: &mut [u16], slot: usize) {
+        assert!(slot < PAGE_TOKENS, "slot {slot}");
+        for head in 0..self.shape.kv_heads {
+            let areas =
+                [(self.keys(head), self.k, self.shape.k_dim), (self.values(head), self.v, self.shape.v_dim)];
+            for (area, format, dim) in areas {
+                let (words, scales) = (format.row_words(dim), format.row_scales(dim));
+                let area = &mut page[area];
+                area[slot * words..(slot + 1) * words].fill(0);
+                area[PAGE_TOKENS * words..][slot * scales..(slot + 1) * scales].fill(0);
+            }
+        }
+    }
+
+    /// Copies one KV head's key and value from a slot of one page to a slot of another, as they are.
+    ///
+    /// # Panics
+    /// If a page is too short or a slot is none.
+    pub fn copy_row(&self, kv_head: usize, from: (&[u16], usize), to: (&mut [u16], usize)) {
+        assert!(from.1 < PAGE_TOKENS && to.1 < PAGE_TOKENS, "slots {} and {}", from.1, to.1);
+        let areas = [
+            (self.keys(kv_head), self.k, self.shape.k_dim),
+            (self.values(kv_head), self.v, self.shape.v_dim),
+        ];
+        for (area, format, dim) in areas {
+            let (source, target) = (&from.0[area.clone()], &mut to.0[area]);
+            let (words, scales) = (format.row_words(dim), format.row_scales(dim));
+            target[to.1 * words..][..words].copy_from_slice(&source[from.1 * words..][..words]);
+            let first = PAGE_TOKENS * words;
+            target[first + to.1 * scales..][..scales]
+                .copy_from_slice(&source[first + from.1 * scales..][..scales]);
+        }
+    }
+}
+
+impl Kernels {
+    /// Writes one token's keys (kv_heads x k_dim) and values (kv_heads x v_dim) into a slot (0..32) of a page, rounded to the
+    /// formats of the layout.
+    ///
+    /// # Panics
+    /// If lengths do not fit together.
+    pub fn write_kv(&self, layout: &KvLayout, page: &mut [u16], slot: usize, k: &[f32], v: &[f32]) {
+        let shape = &layout.shape;
+        assert!(slot < PAGE_TOKENS, "slot {slot}");
+        assert_eq!(k.len(), shape.kv_heads * shape.k_dim, "keys of a token");
+        assert_eq!(v.len(), shape.kv_heads * shape.v_dim, "values of a token");
+        for head in 0..shape.kv_heads {
+            let row = &k[head * shape.k_dim..(head + 1) * shape.k_dim];
+            self.write_row(layout.k, &mut page[layout.keys(head)], slot, row);
+            let row = &v[head * shape.v_dim..(head + 1) * shape.v_dim];
+            self.write_row(layout.v, &mut page[layout.values(head)], slot, row);
+        }
+    }
+
+    fn write_row(&self, format: KvFormat, area: &mut [u16], slot: usize, row: &[f32]) {
+        let (words, scales) = (format.row_words(row.len()), format.row_scales(row.len()));
+        let (rows, all_scales) = area.split_at_mut(PAGE_TOKENS * words);
+        let to = &mut rows[slot * words..(slot + 1) * words];
+        let scales = &mut all_scales[slot * scales..(slot + 1) * scales];
+        match format {
+            KvFormat::F16 => self.to_f16(row, to),
+            KvFormat::Q8 => quantise_q8(row, to, scales),
+            KvFormat::Q4 => quantise_q4(row, to, scales),
+        }
+    }
+}
