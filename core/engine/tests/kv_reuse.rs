@@ -254,7 +254,9 @@ fn a_real_model_takes_the_bytes_of_its_types() {
     {
         let bytes = measure(types);
         let formula: u64 = spec.kv(types).iter().map(KvGeometry::bytes_per_token).sum();
-        assert!(bytes >= formula as f64 && bytes <= 1.02 * formula as f64, "{types}: {bytes} {formula}");
+        // Pages of the edges and of the others are allocated in chunks of a megabyte each; the last one may be nearly empty.
+        let slack = 2.0 * f64::from(1 << 20) / 4096.0;
+        assert!(bytes >= formula as f64 && bytes <= formula as f64 + slack, "{types}: {bytes} {formula}");
         assert!(bytes <= most * f16, "{types}: {}", bytes / f16);
     }
     let kinds: Vec<KvType> = spec.kv(KvTypes::Q4).iter().map(|layer| layer.k).collect();

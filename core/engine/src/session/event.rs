@@ -66,11 +66,12 @@ pub enum Notice {
         /// Tokens that are read again.
         tokens: usize,
     },
-    /// Memory is scarce, or no longer: the cache of weights changes its size before the next token. Only speed depends on it.
+    /// Memory is scarce, or no longer: the caches of weights and of prefixes change their sizes before the next token. Only speed
+    /// depends on it.
     MemoryPressure {
         /// How scarce.
         level: MemoryPressure,
-        /// The size that the cache will have.
+        /// The bytes that they may have together.
         cache_bytes: u64,
     },
     /// Memory is scarce: the draft model was given up. Only speed depends on it.

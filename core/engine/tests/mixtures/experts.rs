@@ -1,7 +1,6 @@
 //! The routed feed-forward block.
 
 use crate::tiny::{EXPERTS, Tiny, all, in_steps, runner, text};
-use pannier::CancelFlag;
 use pannier::memory::{Accountant, MemoryPressure, PressureOptions, ThermalLevel};
 use pannier::model::{
     Blueprint, ExpertShortcuts, Forward, ModelOptions, Outputs, Route, RouteObserver, RouteRecorder, Runner,
@@ -11,6 +10,7 @@ use pannier::pack::pack;
 use pannier::residency::policy::POLICIES;
 use pannier::residency::{ResidencyPlan, ResidencyWish, RouteTrace, StreamOptions, replay};
 use pannier::session::{Clock, GenerationEvent, GenerationOptions, Model, ModelParts, Notice, Prompt};
+use pannier::{CancelFlag, KvOptions};
 use pannier_gguf::Gguf;
 use pannier_kernels::Serial;
 use std::ops::ControlFlow;
@@ -325,7 +325,8 @@ fn pressure_and_heat_in_the_middle_of_an_answer_change_no_token() {
     clock.0.fetch_add(31_000, Ordering::Relaxed);
     let (tokens, notices, cache) = answer(&pressed, 40, |_| {});
     assert_eq!(tokens, expected);
-    assert_eq!(notices, [Notice::MemoryPressure { level: MemoryPressure::Normal, cache_bytes: full }]);
+    let grown = full + KvOptions::default().prefix_bytes;
+    assert_eq!(notices, [Notice::MemoryPressure { level: MemoryPressure::Normal, cache_bytes: grown }]);
     assert_eq!(cache, full);
 }
 

@@ -70,7 +70,8 @@ fn compare(name: &str, model: &Arc<Model<Runner>>, prompts: std::ops::Range<usiz
             }
         }
     }
-    assert!(accepted.iter().take(3).all(|&n| n > 0), "{name}: guesses were never right: {accepted:?}");
+    // Random models repeat nothing, so n-grams are right by chance only; a real model's answers test them below.
+    assert!(accepted.iter().skip(1).all(|&n| n > 0), "{name}: guesses were never right: {accepted:?}");
 }
 
 fn lens() -> Vec<Option<usize>> {
@@ -141,22 +142,25 @@ fn texts_of(target: &std::path::Path, draft: &std::path::Path, tokens: usize) {
     let options = LoadOptions { draft: Some(DraftOptions::new(draft)), ..load };
     let model = Model::load(target, &options, &mut |_| {}).unwrap();
     let (session, plain) = (model.session(), model.session());
+    let mut accepted = [0; 3];
     for (index, text) in BEGINNINGS.into_iter().enumerate() {
         let ids = model.tokenizer().unwrap().encode_rendered(text);
         for sampler in samplers(index as u64) {
             let options =
                 GenerationOptions { max_tokens: Some(tokens), sampler, ..GenerationOptions::default() };
             let expected = answer(&plain, &ids, options.clone());
-            for (speculation, draft_len) in
-                [(Speculation::Ngram, Some(4)), (Speculation::Draft, Some(3)), (Speculation::Auto, None)]
-            {
+            let ways =
+                [(Speculation::Ngram, Some(4)), (Speculation::Draft, Some(3)), (Speculation::Auto, None)];
+            for (way, (speculation, draft_len)) in ways.into_iter().enumerate() {
                 let options =
                     GenerationOptions { speculation: speculation.clone(), draft_len, ..options.clone() };
                 let done = answer(&session, &ids, options);
                 assert_eq!(essence(&done), essence(&expected), "{text:?} {speculation:?}");
+                accepted[way] += done.stats.speculation.accepted_tokens;
             }
         }
     }
+    assert!(accepted.iter().all(|&n| n > 0), "guesses were never right: {accepted:?}");
 }
 
 #[test]
