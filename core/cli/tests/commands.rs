@@ -178,7 +178,7 @@ fn guessing_changes_the_speed_and_not_the_answer() {
 #[test]
 fn logits_for_every_position() {
     let r = json(["logits", "-m", &smollm2(), "-p", "The capital of France is", "--top", "3"]);
-    assert_eq!(keys(&r), ["positions"]);
+    assert_eq!(keys(&r), ["positions", "kv_type"]);
     let positions = r["positions"].as_array().unwrap();
     let (last, others) = positions.split_last().unwrap();
     assert_eq!(keys(last), ["id", "top"]);
@@ -302,7 +302,7 @@ fn perplexity_scores_the_second_halves() {
     let file = dir.path().join("prose.txt");
     std::fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(20)).unwrap();
     let r = json(["perplexity", "-m", &smollm2(), "--file", file.to_str().unwrap(), "--ctx", "64"]);
-    assert_eq!(keys(&r), ["ppl", "ppl_low", "ppl_high", "tokens", "windows"]);
+    assert_eq!(keys(&r), ["ppl", "ppl_low", "ppl_high", "tokens", "kv_type", "windows"]);
     let windows = json(["tokenize", "-m", &smollm2(), "--file", file.to_str().unwrap()])["ids"]
         .as_array()
         .unwrap()

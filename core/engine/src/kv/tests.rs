@@ -298,8 +298,8 @@ fn heavy_hitters_are_kept_per_head() {
     // Head h of layer l looks at every position that is 10 i + h + l.
     for (layer, heads) in [(0, 2), (2, 1)] {
         let (sums, _) = heat.of_layer(layer, 200, (0, 200)).unwrap();
-        for head in 0..heads {
-            (head + layer..200).step_by(10).for_each(|position| sums[head][position] = 1.0);
+        for (head, sums) in sums.iter_mut().enumerate().take(heads) {
+            (head + layer..200).step_by(10).for_each(|position| sums[position] = 1.0);
         }
     }
     assert!(heat.of_layer(1, 200, (0, 200)).is_none(), "layers with a window take no part");

@@ -176,9 +176,9 @@ mod tests {
         assert_eq!(steps(border, 100, 10, 133), [10..110, 110..128, 128..133]);
         // The last token is always left to read.
         assert_eq!(steps(border, 100, 0, 64), [0..32, 32..64]);
-        assert_eq!(steps(border, 100, 64, 70), [64..70]);
+        assert_eq!(steps(border, 100, 64, 70), vec![64..70]);
         let last = PromptSteps { border: None, last: 64 };
         assert_eq!(steps(last, 512, 0, 1030), [0..512, 512..966, 966..1030]);
-        assert_eq!(steps(last, 512, 1000, 1030), [1000..1030]);
+        assert_eq!(steps(last, 512, 1000, 1030), vec![1000..1030]);
     }
 }
