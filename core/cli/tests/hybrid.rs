@@ -196,7 +196,7 @@ fn confidence_is_fitted_on_labels_and_used_afterwards() {
         "France", "Italy", "Germany", "Spain", "England", "Austria", "Portugal", "Greece", "Ireland",
         "Norway",
     ];
-    for at in 0..100 {
+    for at in 0..50 {
         let (country, city) = (countries[at % 10], cities[(at + at / 10) % 10]);
         let line = object!({
             "prompt": format!("Which city is the capital of {country}?"),
@@ -213,10 +213,10 @@ fn confidence_is_fitted_on_labels_and_used_afterwards() {
     // Each right answer three times: enough, if not much of a test of anything else.
     let all = std::fs::read_to_string(labels).unwrap();
     let right: String = all.lines().take(10).map(|l| format!("{l}\n")).collect();
-    std::fs::write(labels, format!("{}{all}", right.repeat(4))).unwrap();
+    std::fs::write(labels, format!("{}{all}", right.repeat(3))).unwrap();
     let fitted = json(["fit-confidence", "-m", model, "--ctx", "512", "--file", labels, "--no-p-true"]);
     assert_eq!(keys(&fitted), ["path", "answers", "report"]);
-    assert_eq!((&fitted["answers"], &fitted["report"]["judged_on"]), (&object!(140), &object!(70)));
+    assert_eq!((&fitted["answers"], &fitted["report"]["judged_on"]), (&object!(80), &object!(40)));
     assert!(fitted["report"]["auroc"].as_f64().unwrap() > 0.7, "wrong capitals are unlikely ones: {fitted}");
     assert!(dir.path().join("model.gguf.confidence.json").exists());
 
