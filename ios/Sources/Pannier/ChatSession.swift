@@ -8,7 +8,7 @@ internal import PannierBindings
 public final class ChatSession: Sendable {
     /// The model.
     public let model: Model
-    private let ffi: Chat
+    let ffi: Chat
 
     init(_ model: Model, _ ffi: Chat) {
         self.model = model

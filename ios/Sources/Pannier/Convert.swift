@@ -139,23 +139,27 @@ extension GenerationStats {
     }
 }
 
+extension FinishReason {
+    init(_ reason: PannierBindings.FinishReason) {
+        switch reason {
+        case .stop: self = .stop
+        case .stopString: self = .stopString
+        case .length: self = .length
+        case .contextFull: self = .contextFull
+        case .deadline: self = .deadline
+        }
+    }
+}
+
 extension Answer {
     init(_ a: PannierBindings.Answer) {
-        let reason: FinishReason =
-            switch a.finishReason {
-            case .stop: .stop
-            case .stopString: .stopString
-            case .length: .length
-            case .contextFull: .contextFull
-            case .deadline: .deadline
-            }
         let source: AnswerSource =
             switch a.source {
             case .onDevice: .onDevice
             case .cloud: .cloud
             }
         self.init(
-            text: a.text, finishReason: reason, seed: a.seed, source: source, confidence: a.confidence,
+            text: a.text, finishReason: FinishReason(a.finishReason), seed: a.seed, source: source, confidence: a.confidence,
             stats: GenerationStats(a.stats))
     }
 }

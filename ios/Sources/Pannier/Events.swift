@@ -72,6 +72,8 @@ public enum FinishReason: Sendable, Hashable {
     case contextFull
     /// The deadline passed.
     case deadline
+    /// A cloud's own reason, such as a content filter.
+    case other
 }
 
 /// Who answered.
@@ -80,6 +82,8 @@ public enum AnswerSource: Sendable, Hashable {
     case onDevice
     /// A model in the cloud, which the app configured and allowed.
     case cloud
+    /// The beginning from this device, the rest from the cloud.
+    case both
 }
 
 /// A finished answer.

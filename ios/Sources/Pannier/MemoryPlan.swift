@@ -16,7 +16,8 @@ public struct MemoryPlan: Sendable, Hashable {
     public let kvBytes: Int64
     /// Buffers of a pass.
     public let scratchBytes: Int64
-    /// The most anonymous memory: what the budget must hold.
+    /// The most anonymous memory under this budget. A smaller budget changes the plan, because weights are streamed then: plan again to
+    /// see what it takes.
     public let peakBytes: Int64
     /// The most clean pages of files: the system takes them back when it needs them.
     public let fileBackedBytes: Int64

@@ -92,12 +92,12 @@ final class StreamingTests: XCTestCase {
     }
 
     func testAReaderOnTheMainActorGetsItsEvents() async throws {
-        let count = try await onMain()
+        let count = try await Self.onMain()
         XCTAssertGreaterThan(count, 2)
     }
 
     @MainActor
-    private func onMain() async throws -> Int {
+    private static func onMain() async throws -> Int {
         var count = 0
         for try await _ in try Shared.model.chat().send("Hi", options: greedy(4)) {
             MainActor.preconditionIsolated()

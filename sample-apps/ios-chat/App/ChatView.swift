@@ -59,6 +59,7 @@ struct ChatView: View {
                         VStack(alignment: line.fromUser ? .trailing : .leading) {
                             Text(line.text).textSelection(.enabled)
                             if let badge = line.badge { Text(badge).font(.caption2).foregroundColor(.secondary) }
+                            if let reason = line.reason { Text(reason).font(.caption2).foregroundColor(.secondary) }
                         }
                         .frame(maxWidth: .infinity, alignment: line.fromUser ? .trailing : .leading)
                         .id(index)

@@ -16,18 +16,25 @@ public final class ChatModel {
     private let store: ModelStore
     private let isOnline: @MainActor () -> Bool
     private let checkpoint: URL?
+    /// Used only while the user allows it.
+    private let cloud: Cloud?
     private var settings = ChatSettings()
     private var model: Model?
     private var chat: ChatSession?
+    private var session: HybridSession?
+    /// The turn under way. Cancelling it stops both sides.
+    private var turn: Task<Void, any Error>?
     private var work: Task<Void, Never>?
 
     public init(
-        pannier: Pannier, store: ModelStore, isOnline: @escaping @MainActor () -> Bool = { true }, checkpoint: URL? = nil
+        pannier: Pannier, store: ModelStore, isOnline: @escaping @MainActor () -> Bool = { true }, checkpoint: URL? = nil,
+        cloud: Cloud? = nil
     ) {
         self.pannier = pannier
         self.store = store
         self.isOnline = isOnline
         self.checkpoint = checkpoint
+        self.cloud = cloud
         screen = ChatScreen(models: store.known.filter(\.instruct))
         apply(settings)
         refresh()
@@ -62,9 +69,20 @@ public final class ChatModel {
                 screen.notice = "This model does not fit: " + plan.notes.joined(separator: ", ")
                 return
             }
-            chat = try opened.chat(system: "You are a helpful assistant. Answer briefly.", checkpoint: checkpoint)
+            let chat = try opened.chat(system: "You are a helpful assistant. Answer briefly.", checkpoint: checkpoint)
+            (self.chat, session) = (chat, hybrid(chat))
             restore()
         }
+    }
+
+    /// The same conversation; only what the user allowed can leave the device.
+    private func hybrid(_ chat: ChatSession) -> HybridSession {
+        let allowed = settings.cloudAllowed ? cloud : nil
+        let first = EdgeFirst(minConfidence: settings.minConfidence, holdUntilChecked: false)
+        let online = isOnline()
+        return HybridSession(
+            chat, policy: allowed == nil ? .onDeviceOnly : .edgeFirst(first), cloud: allowed,
+            device: { DeviceCondition(online: online) })
     }
 
     private func fetch(_ name: String) async throws -> URL? {
@@ -92,35 +110,48 @@ public final class ChatModel {
 
     /// Says something. Ignored while an answer is under way, and before a model is ready.
     public func say(_ text: String) {
-        guard let chat, !screen.answering, !text.allSatisfy(\.isWhitespace) else { return }
+        guard let session, !screen.answering, !text.allSatisfy(\.isWhitespace) else { return }
         screen.lines += [ChatLine(fromUser: true, text: text), ChatLine(fromUser: false, text: "")]
         (screen.answering, screen.notice) = (true, nil)
         launch { [self] in
-            defer { screen.answering = false }
-            let begun = Date()
-            var tokens = 0
-            for try await event in chat.send(text, options: GenerationOptions(maxTokens: 512)) {
-                switch event {
-                case .text(let piece, let new):
-                    tokens += new.count
-                    answer { $0.text += piece }
-                    meter(Double(tokens) / max(Date().timeIntervalSince(begun), 0.001))
-                case .completed(let answer):
-                    self.answer { $0.badge = badge(answer) }
-                    meter(answer.stats.decodeTokensPerSecond)
-                case .failed(let error):
-                    screen.notice = error.message
-                case .cancelled:
-                    answer { $0.badge = "stopped" }
-                default:
-                    break
-                }
+            defer { (screen.answering, turn) = (false, nil) }
+            let turn = Task { try await read(session.send(text, options: GenerationOptions(maxTokens: 512))) }
+            self.turn = turn
+            try await turn.value
+            // A cancelled reader sees no end.
+            if turn.isCancelled { answer { $0.badge = "stopped" } }
+        }
+    }
+
+    private func read(_ events: AsyncThrowingStream<HybridEvent, any Error>) async throws {
+        let begun = Date()
+        var tokens = 0
+        for try await event in events {
+            switch event {
+            case .text(let piece, let source, _):
+                if source == .onDevice { tokens += 1 }
+                answer { $0.text += piece }
+                meter(Double(tokens) / max(Date().timeIntervalSince(begun), 0.001))
+            case .discard(let remaining):
+                // The draft was not good enough: what remains of it, or nothing, and then the cloud's words.
+                answer { $0.text = remaining }
+            case .decision(let decision) where decision.route == .cloud:
+                answer { $0.reason = decision.explanation }
+            case .completed(let answer):
+                self.answer { $0.badge = badge(answer) }
+                if let stats = answer.stats { meter(stats.decodeTokensPerSecond) }
+            case .failed(let error):
+                screen.notice = error.message
+            case .cancelled:
+                answer { $0.badge = "stopped" }
+            default:
+                break
             }
         }
     }
 
     /// Stops the answer; what was said so far stays.
-    public func stop() { chat?.cancel() }
+    public func stop() { turn?.cancel() }
 
     /// Begins a new conversation.
     public func clear() {
@@ -151,15 +182,21 @@ public final class ChatModel {
         screen.meter = String(format: "%.1f tokens/s, %d MB", speed, Int(held >> 20))
     }
 
-    private func badge(_ answer: Answer) -> String {
-        let place = answer.source == .cloud ? "cloud" : "on device"
-        return answer.confidence.map { String(format: "%@, %.0f%% sure", place, $0 * 100) } ?? place
+    /// An unfitted confidence orders answers, but its size is a guess: the user is not told a number then.
+    private func badge(_ answer: HybridAnswer) -> String {
+        switch answer.source {
+        case .cloud: return "cloud"
+        case .both: return "on device, then cloud"
+        case .onDevice:
+            guard let confidence = answer.confidence, confidence.fitted else { return "on device" }
+            return String(format: "on device, %.0f%% sure", confidence.value * 100)
+        }
     }
 
     private func release() {
         chat?.close()
         model?.close()
-        (chat, model) = (nil, nil)
+        (chat, session, model) = (nil, nil, nil)
     }
 
     /// One thing at a time; errors become a notice.

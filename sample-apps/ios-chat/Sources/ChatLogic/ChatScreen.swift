@@ -1,15 +1,18 @@
 import Pannier
 
-/// What the user may set. The cloud is off until the user turns it on; this version of the sample has none to turn on.
+/// What the user may set. The cloud is off until the user turns it on.
 public struct ChatSettings: Sendable, Hashable {
     public var budgetMebibytes: Int
     public var contextTokens: Int
     public var cloudAllowed: Bool
+    /// Below this, an answer of the device is not good enough.
+    public var minConfidence: Double
 
-    public init(budgetMebibytes: Int = 512, contextTokens: Int = 2048, cloudAllowed: Bool = false) {
+    public init(budgetMebibytes: Int = 512, contextTokens: Int = 2048, cloudAllowed: Bool = false, minConfidence: Double = 0.7) {
         self.budgetMebibytes = budgetMebibytes
         self.contextTokens = contextTokens
         self.cloudAllowed = cloudAllowed
+        self.minConfidence = minConfidence
     }
 }
 
@@ -19,11 +22,14 @@ public struct ChatLine: Sendable, Hashable {
     public var text: String
     /// Under an answer: where it comes from and how sure it is.
     public var badge: String?
+    /// Why another side than usual answered.
+    public var reason: String?
 
-    public init(fromUser: Bool, text: String, badge: String? = nil) {
+    public init(fromUser: Bool, text: String, badge: String? = nil, reason: String? = nil) {
         self.fromUser = fromUser
         self.text = text
         self.badge = badge
+        self.reason = reason
     }
 }
 

@@ -48,7 +48,7 @@ final class ChatModelTests: XCTestCase {
         XCTAssertNil(screen.notice)
         XCTAssertEqual(screen.lines.map(\.fromUser), [true, false])
         XCTAssertFalse(screen.lines[1].text.isEmpty)
-        XCTAssertEqual(screen.lines[1].badge, "on device")
+        XCTAssertEqual(screen.lines[1].badge?.hasPrefix("on device"), true)
         XCTAssertTrue(screen.meter.contains("tokens/s") && screen.meter.contains("MB"), screen.meter)
         XCTAssertGreaterThan(seen, 3, "the view is told while the answer comes")
         chat.clear()
@@ -82,6 +82,31 @@ final class ChatModelTests: XCTestCase {
         chat.say("Hi")
         await chat.settle()
         XCTAssertEqual(chat.screen.lines.last?.text.isEmpty, false)
+    }
+
+    func testAnUnsureAnswerIsReplacedByTheCloudsOnlyIfTheUserAllowsIt() async throws {
+        struct Play: CloudTransport {
+            let name = "play"
+            func prepare(_ prompt: CloudPrompt) throws -> CloudPayload { CloudPayload(destination: "test", body: "") }
+            func send(_ payload: CloudPayload) -> AsyncThrowingStream<String, any Error> {
+                AsyncThrowingStream { events in
+                    events.yield("The cloud says blue.")
+                    events.finish()
+                }
+            }
+        }
+        let chat = ChatModel(pannier: Pannier(), store: try filled(), cloud: .custom(Play()) { _ in true })
+        for allowed in [false, true] {
+            chat.apply(ChatSettings(cloudAllowed: allowed, minConfidence: 1.01))
+            chat.choose(smol)
+            await chat.settle()
+            chat.say("Name a colour.")
+            await chat.settle()
+            let line = try XCTUnwrap(chat.screen.lines.last)
+            XCTAssertEqual(line.badge == "cloud", allowed, "\(line)")
+            XCTAssertEqual(line.text == "The cloud says blue.", allowed, "\(line)")
+            XCTAssertEqual(line.reason != nil, allowed, "\(line)")
+        }
     }
 
     func testASmallBudgetIsToldBeforeAnythingIsLoaded() async throws {

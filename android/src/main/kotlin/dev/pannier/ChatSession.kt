@@ -19,7 +19,7 @@ import kotlinx.coroutines.flow.channelFlow
  */
 public class ChatSession internal constructor(
     public val model: Model,
-    private val ffi: dev.pannier.ffi.Chat,
+    internal val ffi: dev.pannier.ffi.Chat,
 ) : AutoCloseable {
     /** The conversation so far, the system message first. */
     public val history: List<ChatMessage> get() = ffi.history().map { it.toPublic() }

@@ -152,15 +152,17 @@ internal fun Stats.toPublic(): GenerationStats = GenerationStats(
     peakAnonymousBytes = peakAnonBytes?.toLong(),
 )
 
+internal fun dev.pannier.ffi.FinishReason.toPublic(): FinishReason = when (this) {
+    dev.pannier.ffi.FinishReason.STOP -> FinishReason.Stop
+    dev.pannier.ffi.FinishReason.STOP_STRING -> FinishReason.StopString
+    dev.pannier.ffi.FinishReason.LENGTH -> FinishReason.Length
+    dev.pannier.ffi.FinishReason.CONTEXT_FULL -> FinishReason.ContextFull
+    dev.pannier.ffi.FinishReason.DEADLINE -> FinishReason.Deadline
+}
+
 internal fun dev.pannier.ffi.Answer.toPublic(): Answer = Answer(
     text = text,
-    finishReason = when (finishReason) {
-        dev.pannier.ffi.FinishReason.STOP -> FinishReason.Stop
-        dev.pannier.ffi.FinishReason.STOP_STRING -> FinishReason.StopString
-        dev.pannier.ffi.FinishReason.LENGTH -> FinishReason.Length
-        dev.pannier.ffi.FinishReason.CONTEXT_FULL -> FinishReason.ContextFull
-        dev.pannier.ffi.FinishReason.DEADLINE -> FinishReason.Deadline
-    },
+    finishReason = finishReason.toPublic(),
     seed = seed.toLong(),
     source = when (source) {
         dev.pannier.ffi.AnswerSource.ON_DEVICE -> AnswerSource.OnDevice
@@ -173,19 +175,18 @@ internal fun dev.pannier.ffi.Answer.toPublic(): Answer = Answer(
 private fun TokenReport.toPublic(): Token =
     Token(id.toInt(), logprob, margin, entropy, top.map { TokenChoice(it.id.toInt(), it.logprob) })
 
+internal fun GenerationNotice.toPublic(): NoticeKind = when (this) {
+    is GenerationNotice.PrefixNotReused -> NoticeKind.PrefixNotReused(tokens.toLong())
+    is GenerationNotice.MemoryPressure -> NoticeKind.PressureChanged(level.toPublic(), cacheBytes.toLong())
+    is GenerationNotice.IncompleteCharacter -> NoticeKind.IncompleteCharacter
+    is GenerationNotice.Other -> NoticeKind.Other
+}
+
 internal fun dev.pannier.ffi.GenerationEvent.toPublic(): GenerationEvent = when (this) {
     is dev.pannier.ffi.GenerationEvent.Started -> GenerationEvent.Started(promptTokens.toLong(), cachedTokens.toLong())
     is dev.pannier.ffi.GenerationEvent.Prefill -> GenerationEvent.Prefill(done.toLong(), total.toLong())
     is dev.pannier.ffi.GenerationEvent.Text -> GenerationEvent.Text(text, tokens.map { it.toPublic() })
-    is dev.pannier.ffi.GenerationEvent.Notice -> GenerationEvent.Notice(
-        when (val notice = notice) {
-            is GenerationNotice.PrefixNotReused -> NoticeKind.PrefixNotReused(notice.tokens.toLong())
-            is GenerationNotice.MemoryPressure ->
-                NoticeKind.PressureChanged(notice.level.toPublic(), notice.cacheBytes.toLong())
-            is GenerationNotice.IncompleteCharacter -> NoticeKind.IncompleteCharacter
-            is GenerationNotice.Other -> NoticeKind.Other
-        },
-    )
+    is dev.pannier.ffi.GenerationEvent.Notice -> GenerationEvent.Notice(notice.toPublic())
     is dev.pannier.ffi.GenerationEvent.Completed -> GenerationEvent.Completed(answer.toPublic())
     is dev.pannier.ffi.GenerationEvent.Failed -> GenerationEvent.Failed(error.toPublic())
     is dev.pannier.ffi.GenerationEvent.Cancelled -> GenerationEvent.Cancelled(stats.toPublic())

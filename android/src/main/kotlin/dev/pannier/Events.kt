@@ -94,6 +94,9 @@ public enum class FinishReason {
 
     /** The deadline passed. */
     Deadline,
+
+    /** A cloud's own reason, such as a content filter. */
+    Other,
 }
 
 /** Who answered. */
@@ -103,6 +106,9 @@ public enum class AnswerSource {
 
     /** A model in the cloud, which the app configured and allowed. */
     Cloud,
+
+    /** The beginning from this device, the rest from the cloud. */
+    Both,
 }
 
 /**

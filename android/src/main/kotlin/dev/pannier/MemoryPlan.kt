@@ -11,7 +11,8 @@ package dev.pannier
  * @property streamedBytesPerToken read from flash for each token of an answer.
  * @property kvBytes the KV cache with a full context.
  * @property scratchBytes buffers of a pass.
- * @property peakBytes the most anonymous memory: what the budget must hold.
+ * @property peakBytes the most anonymous memory under this budget. A smaller budget changes the plan, because weights are streamed then:
+ * plan again to see what it takes.
  * @property fileBackedBytes the most clean pages of files: the system takes them back when it needs them.
  * @property predictedDecodeTokensPerSecond expected speed of an answer, on a middling phone.
  * @property predictedPrefillTokensPerSecond expected speed of reading a prompt, on a middling phone.

@@ -1,11 +1,17 @@
 package dev.pannier.sample
 
+import dev.pannier.AnswerRoute
 import dev.pannier.AnswerSource
 import dev.pannier.ChatMessage
 import dev.pannier.ChatSession
+import dev.pannier.Cloud
+import dev.pannier.Confidence
+import dev.pannier.DeviceCondition
 import dev.pannier.DownloadEvent
-import dev.pannier.GenerationEvent
 import dev.pannier.GenerationOptions
+import dev.pannier.HybridEvent
+import dev.pannier.HybridPolicy
+import dev.pannier.HybridSession
 import dev.pannier.KnownModel
 import dev.pannier.MemoryBudget
 import dev.pannier.MemoryPlan
@@ -15,8 +21,10 @@ import dev.pannier.ModelStore
 import dev.pannier.Pannier
 import dev.pannier.PannierException
 import java.io.File
+import kotlinx.coroutines.CancellationException
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Job
+import kotlinx.coroutines.currentCoroutineContext
 import kotlinx.coroutines.delay
 import kotlinx.coroutines.flow.MutableStateFlow
 import kotlinx.coroutines.flow.StateFlow
@@ -24,8 +32,14 @@ import kotlinx.coroutines.flow.asStateFlow
 import kotlinx.coroutines.flow.update
 import kotlinx.coroutines.launch
 
-/** What the user may set. The cloud is off until the user turns it on; this version of the sample has none to turn on. */
-data class ChatSettings(val budgetMebibytes: Int = 512, val contextTokens: Int = 2048, val cloudAllowed: Boolean = false)
+/** What the user may set. The cloud is off until the user turns it on. */
+data class ChatSettings(
+    val budgetMebibytes: Int = 512,
+    val contextTokens: Int = 2048,
+    val cloudAllowed: Boolean = false,
+    /** Below this, an answer of the device is not good enough. */
+    val minConfidence: Double = 0.7,
+)
 
 /** One line of the conversation, as it is shown. */
 data class ChatLine(
@@ -33,6 +47,8 @@ data class ChatLine(
     val text: String,
     /** Under an answer: where it comes from and how sure it is. */
     val badge: String? = null,
+    /** Why another side than usual answered. */
+    val reason: String? = null,
 )
 
 /** Everything the screen shows. */
@@ -62,12 +78,18 @@ class ChatModel(
     private val scope: CoroutineScope,
     private val isOnline: () -> Boolean = { true },
     private val checkpoint: File? = null,
+    /** Used only while the user allows it. */
+    private val cloud: Cloud? = null,
 ) {
     private val state = MutableStateFlow(ChatScreen(models = store.known.filter { it.instruct }))
     private var settings = ChatSettings()
     private var model: Model? = null
     private var chat: ChatSession? = null
+    private var session: HybridSession? = null
     private var work: Job? = null
+
+    /** The turn under way. Cancelling it stops both sides. */
+    private var answering: Job? = null
 
     val screen: StateFlow<ChatScreen> = state.asStateFlow()
 
@@ -101,8 +123,16 @@ class ChatModel(
         state.update { it.copy(plan = plan, notice = advice) }
         if (plan.fits) {
             chat = opened.chat(system = "You are a helpful assistant. Answer briefly.", checkpoint = checkpoint)
+            session = chat?.let(::hybrid)
             restore()
         }
+    }
+
+    /** The same conversation; only what the user allowed can leave the device. */
+    private fun hybrid(chat: ChatSession): HybridSession {
+        val allowed = settings.cloudAllowed && cloud != null
+        val policy = if (allowed) HybridPolicy.EdgeFirst(settings.minConfidence, holdUntilChecked = false) else HybridPolicy.OnDeviceOnly
+        return HybridSession(chat, policy, cloud = cloud.takeIf { allowed }, device = { DeviceCondition(online = isOnline()) })
     }
 
     private suspend fun fetch(name: String): File? {
@@ -132,31 +162,41 @@ class ChatModel(
 
     /** Says something. Ignored while an answer is under way, and before a model is ready. */
     fun say(text: String) {
-        val chat = chat ?: return
+        val session = session ?: return
         if (text.isBlank() || state.value.answering) return
         state.update { it.copy(lines = it.lines + ChatLine(true, text) + ChatLine(false, ""), answering = true, notice = null) }
         launchWork {
+            answering = currentCoroutineContext()[Job]
             val begun = System.nanoTime()
             var tokens = 0
             try {
-                chat.send(text, GenerationOptions(maxTokens = 512)).collect { event ->
+                session.send(text, GenerationOptions(maxTokens = 512)).collect { event ->
                     when (event) {
-                        is GenerationEvent.Text -> {
-                            tokens += event.tokens.size
+                        is HybridEvent.Text -> {
+                            if (event.source == AnswerSource.OnDevice) tokens++
                             answer { it.copy(text = it.text + event.text) }
                             meter(tokens * 1e9 / (System.nanoTime() - begun))
                         }
-                        is GenerationEvent.Completed -> {
+                        // The draft was not good enough: what remains of it, or nothing, and then the cloud's words.
+                        is HybridEvent.Discard -> answer { it.copy(text = event.remaining) }
+                        is HybridEvent.Decision -> if (event.decision.route == AnswerRoute.Cloud) {
+                            answer { it.copy(reason = event.decision.explanation) }
+                        }
+                        is HybridEvent.Completed -> {
                             val a = event.answer
                             answer { it.copy(badge = badge(a.source, a.confidence)) }
-                            meter(a.stats.decodeTokensPerSecond)
+                            a.stats?.let { meter(it.decodeTokensPerSecond) }
                         }
-                        is GenerationEvent.Failed -> state.update { it.copy(notice = event.error.message) }
-                        is GenerationEvent.Cancelled -> answer { it.copy(badge = "stopped") }
+                        is HybridEvent.Failed -> state.update { it.copy(notice = event.error.message) }
+                        is HybridEvent.Cancelled -> answer { it.copy(badge = "stopped") }
                         else -> Unit
                     }
                 }
+            } catch (e: CancellationException) {
+                answer { it.copy(badge = "stopped") }
+                throw e
             } finally {
+                answering = null
                 state.update { it.copy(answering = false) }
             }
         }
@@ -164,7 +204,7 @@ class ChatModel(
 
     /** Stops the answer; what was said so far stays. */
     fun stop() {
-        chat?.cancel()
+        answering?.cancel()
     }
 
     /** Begins a new conversation. */
@@ -211,15 +251,19 @@ class ChatModel(
         state.update { it.copy(meter = "%.1f tokens/s, %d MB".format(speed, held shr 20)) }
     }
 
-    private fun badge(source: AnswerSource, confidence: Double?): String {
-        val where = if (source == AnswerSource.Cloud) "cloud" else "on device"
-        return if (confidence == null) where else "$where, %.0f%% sure".format(confidence * 100)
+    /** An unfitted confidence orders answers, but its size is a guess: the user is not told a number then. */
+    private fun badge(source: AnswerSource, confidence: Confidence?): String = when {
+        source == AnswerSource.Cloud -> "cloud"
+        source == AnswerSource.Both -> "on device, then cloud"
+        confidence?.fitted == true -> "on device, %.0f%% sure".format(confidence.value * 100)
+        else -> "on device"
     }
 
     private fun release() {
         chat?.close()
         model?.close()
         chat = null
+        session = null
         model = null
     }
 

@@ -149,7 +149,8 @@ class ChatActivity : Activity() {
         while (lines.childCount > shown.size) lines.removeViewAt(lines.childCount - 1)
         shown.forEachIndexed { i, line ->
             val view = lines.getChildAt(i) as TextView? ?: TextView(this).also(lines::addView)
-            val text = if (line.badge == null) line.text else "${line.text}\n[${line.badge}]"
+            val below = listOfNotNull(line.badge, line.reason)
+            val text = if (below.isEmpty()) line.text else "${line.text}\n[${below.joinToString(": ")}]"
             if (view.text.toString() != text) {
                 view.text = text
                 view.gravity = if (line.fromUser) Gravity.END else Gravity.START

@@ -1,5 +1,9 @@
 package dev.pannier.sample
 
+import dev.pannier.Cloud
+import dev.pannier.CloudPayload
+import dev.pannier.CloudPrompt
+import dev.pannier.CloudTransport
 import dev.pannier.ModelStore
 import dev.pannier.Pannier
 import dev.pannier.smol
@@ -9,6 +13,7 @@ import java.nio.file.Files
 import java.nio.file.Path
 import kotlinx.coroutines.delay
 import kotlinx.coroutines.flow.first
+import kotlinx.coroutines.flow.flowOf
 import org.junit.jupiter.api.Assertions.assertEquals
 import org.junit.jupiter.api.Assertions.assertFalse
 import org.junit.jupiter.api.Assertions.assertNull
@@ -47,7 +52,7 @@ class ChatModelTest {
             assertNull(screen.notice)
             assertEquals(listOf(true, false), screen.lines.map { it.fromUser })
             assertTrue(screen.lines.last().text.isNotBlank())
-            assertEquals("on device", screen.lines.last().badge)
+            assertTrue(screen.lines.last().badge!!.startsWith("on device"))
             assertTrue("tokens/s" in screen.meter && "MB" in screen.meter, screen.meter)
             chat.clear()
             assertTrue(chat.screen.value.lines.isEmpty())
@@ -86,6 +91,32 @@ class ChatModelTest {
             chat.say("Hi")
             chat.settle()
             assertTrue(chat.screen.value.lines.last().text.isNotBlank())
+        }
+    }
+
+    @Test
+    fun `an unsure answer is replaced by the cloud's, only if the user allows it`() = test {
+        val cloud = Cloud.custom(
+            object : CloudTransport {
+                override val name = "play"
+                override fun prepare(prompt: CloudPrompt) = CloudPayload("test", prompt.messages.last().content)
+                override fun send(payload: CloudPayload) = flowOf("The cloud ", "says blue.")
+            },
+            consent = { true },
+        )
+        Pannier().use { pannier ->
+            val chat = ChatModel(pannier, filled(), this, cloud = cloud)
+            for (allowed in listOf(false, true)) {
+                chat.apply(ChatSettings(cloudAllowed = allowed, minConfidence = 1.01))
+                chat.choose(name)
+                chat.settle()
+                chat.say("Name a colour.")
+                chat.settle()
+                val line = chat.screen.value.lines.last()
+                assertEquals(allowed, line.badge == "cloud", "$line")
+                assertEquals(allowed, line.text == "The cloud says blue.", "$line")
+                assertEquals(allowed, line.reason != null, "$line")
+            }
         }
     }
 
