@@ -259,5 +259,5 @@ fn a_real_model_takes_the_bytes_of_its_types() {
         assert!(bytes <= most * f16, "{types}: {}", bytes / f16);
     }
     let kinds: Vec<KvType> = spec.kv(KvTypes::Q4).iter().map(|layer| layer.k).collect();
-    assert_eq!((kinds[0], kinds[1], kinds[29]), (KvType::Q8, KvType::Q4Rotated, KvType::Q8));
+    assert_eq!((kinds[0], kinds[1], kinds[29]), (KvType::Q8Rotated, KvType::Q4Rotated, KvType::Q8Rotated));
 }

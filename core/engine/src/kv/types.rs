@@ -14,8 +14,10 @@ pub enum KvType {
     Q8,
     /// int4 with a scale per 32 values of a token and head.
     Q4,
-    /// The same after a Hadamard rotation of queries and keys, which spreads channels that stand out (arXiv:2404.00456). For values, whose
-    /// channels do not stand out, it is [`KvType::Q4`].
+    /// [`KvType::Q8`] after a Hadamard rotation of queries and keys, which spreads channels that stand out (arXiv:2404.00456). Values,
+    /// whose channels do not stand out, are not rotated.
+    Q8Rotated,
+    /// [`KvType::Q4`] after the same rotation.
     Q4Rotated,
 }
 
@@ -24,9 +26,14 @@ impl KvType {
     pub fn format(self) -> KvFormat {
         match self {
             KvType::F16 => KvFormat::F16,
-            KvType::Q8 => KvFormat::Q8,
+            KvType::Q8 | KvType::Q8Rotated => KvFormat::Q8,
             KvType::Q4 | KvType::Q4Rotated => KvFormat::Q4,
         }
+    }
+
+    /// Whether keys of this type, and the queries that meet them, are rotated.
+    pub fn is_rotated(self) -> bool {
+        matches!(self, KvType::Q8Rotated | KvType::Q4Rotated)
     }
 
     fn is_int4(self) -> bool {
@@ -46,12 +53,13 @@ pub struct KvTypes {
 }
 
 /// The names, and what they stand for.
-const NAMES: [(&str, KvTypes); 8] = [
+const NAMES: [(&str, KvTypes); 9] = [
     ("f16", KvTypes::F16),
     ("q8", KvTypes::Q8),
     ("k8v4", KvTypes::K8V4),
     ("q4", KvTypes::Q4),
     ("q4-everywhere", KvTypes { edges: 0, ..KvTypes::Q4 }),
+    ("q8-naive", KvTypes { k: KvType::Q8, ..KvTypes::Q8 }),
     ("q4-naive", KvTypes { k: KvType::Q4, v: KvType::Q4, edges: 0 }),
     // Keys alone, to measure what the rotation does.
     ("k4-only", KvTypes { k: KvType::Q4Rotated, v: KvType::F16, edges: 0 }),
@@ -61,18 +69,18 @@ const NAMES: [(&str, KvTypes); 8] = [
 impl KvTypes {
     /// Keys and values in half precision: nothing is lost that the field keeps.
     pub const F16: KvTypes = KvTypes { k: KvType::F16, v: KvType::F16, edges: 0 };
-    /// Both in int8: about half.
-    pub const Q8: KvTypes = KvTypes { k: KvType::Q8, v: KvType::Q8, edges: 0 };
-    /// Keys in int8, values in int4.
-    pub const K8V4: KvTypes = KvTypes { k: KvType::Q8, v: KvType::Q4, edges: 1 };
+    /// Both in int8, keys rotated: about half.
+    pub const Q8: KvTypes = KvTypes { k: KvType::Q8Rotated, v: KvType::Q8, edges: 0 };
+    /// Rotated keys in int8, values in int4.
+    pub const K8V4: KvTypes = KvTypes { k: KvType::Q8Rotated, v: KvType::Q4, edges: 1 };
     /// Rotated keys and values in int4: about a quarter.
     pub const Q4: KvTypes = KvTypes { k: KvType::Q4Rotated, v: KvType::Q4, edges: 1 };
 
     /// The types of one attention layer of `layers`.
     pub fn of_layer(self, layer: usize, layers: usize) -> (KvType, KvType) {
         let edge = layer < self.edges || layer.saturating_add(self.edges) >= layers;
-        let of = |ty: KvType| if edge && ty.is_int4() { KvType::Q8 } else { ty };
-        (of(self.k), of(self.v))
+        let of = |ty: KvType, eight| if edge && ty.is_int4() { eight } else { ty };
+        (of(self.k, KvType::Q8Rotated), of(self.v, KvType::Q8))
     }
 
     /// The names that [`FromStr`] knows.
@@ -113,7 +121,7 @@ mod tests {
         assert!("q5".parse::<KvTypes>().unwrap_err().contains("k8v4"));
         assert_eq!(KvTypes::default(), KvTypes::F16);
         let layers: Vec<_> = (0..4).map(|layer| KvTypes::Q4.of_layer(layer, 4)).collect();
-        let (edge, middle) = ((KvType::Q8, KvType::Q8), (KvType::Q4Rotated, KvType::Q4));
+        let (edge, middle) = ((KvType::Q8Rotated, KvType::Q8), (KvType::Q4Rotated, KvType::Q4));
         assert_eq!(layers, [edge, middle, middle, edge]);
         assert_eq!(KvTypes::F16.of_layer(0, 4), (KvType::F16, KvType::F16));
         assert_eq!(KvTypes::Q4.of_layer(0, 1), edge);

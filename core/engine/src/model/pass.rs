@@ -15,7 +15,7 @@ use super::routing::RouteObserver;
 use super::scratch::Scratch;
 use super::shortcuts::ExpertShortcuts;
 use super::state::RecurrentState;
-use crate::kv::{Heat, KvCache, KvType, Sequence};
+use crate::kv::{Heat, KvCache, Sequence};
 use crate::residency::{UnitGuard, UnitId, VectorRef, WeightStore};
 use crate::{CancelFlag, Error, Result};
 use pannier_kernels::{
@@ -281,7 +281,7 @@ impl<'a> Pass<'a> {
     /// Only for mistakes of the caller.
     pub fn store_kv(&mut self, layer: usize, attention: &Attention) -> Result<()> {
         let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
-        if self.kv.types(layer).0 == KvType::Q4Rotated {
+        if self.kv.types(layer).0.is_rotated() {
             rotate(&self.cx, rows_mut(&mut s.k, n, spec.k_width()), spec.shape.k_dim);
         }
         let (k, v) = (rows(&s.k, n, spec.k_width()), rows(&s.v, n, spec.v_width()));
@@ -324,7 +324,7 @@ impl<'a> Pass<'a> {
         let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
         let shape = spec.shape;
         let sinks = attention.sinks.map(|sinks| self.cx.weights.vector(sinks)).transpose()?;
-        if self.kv.types(layer).0 == KvType::Q4Rotated {
+        if self.kv.types(layer).0.is_rotated() {
             rotate(&self.cx, rows_mut(&mut s.q, n, spec.q_width()), shape.k_dim);
         }
         self.cx.kernels.attention(
