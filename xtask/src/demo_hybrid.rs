@@ -11,11 +11,11 @@ const EDGE: &str = "smollm2-135m-instruct";
 const CLOUD: &str = "qwen2.5-coder-1.5b-instruct";
 const SYSTEM: &str = "Answer in one short sentence.";
 /// Where the edge has to be this sure.
-const MIN_CONFIDENCE: &str = "0.6";
+const MIN_CONFIDENCE: &str = "0.5";
 
 /// A prompt, and who should answer it.
 const PROMPTS: [(&str, &str, &str); 2] = [
-    ("an easy one", "What is the capital of France?", "device"),
+    ("an easy one", "What is the capital of Japan?", "device"),
     ("a hard one", "What does this Python program print?\nprint(sum(i * i for i in range(3, 8)))", "cloud"),
 ];
 
