@@ -10,7 +10,7 @@ import openai
 
 url, key, model = sys.argv[1:4]
 client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120)
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE = [{"role": "user", "content": "Which city is the capital of France?"}]
 checks = 0
 
 
@@ -62,7 +62,9 @@ check("".join(pieces) == text, pieces)
 check(sum(1 for p in pieces if p) > 1, "it came in one piece")
 check(chunks[0].choices[0].delta.role == "assistant", chunks[0])
 check([c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason, "finish")
-check(chunks[-1].usage == usage, chunks[-1])
+again = chunks[-1].usage
+# How many of them were cached may differ: the question was asked before.
+check((again.prompt_tokens, again.completion_tokens) == (usage.prompt_tokens, usage.completion_tokens), chunks[-1])
 check(len({c.id for c in chunks}) == 1, "one id")
 
 # Log-probabilities.
@@ -119,12 +121,12 @@ check(refused(openai.BadRequestError, response_format={"type": "json_object"}).p
 check(refused(openai.NotFoundError, model="other").code == "model_not_found", "model")
 long = [{"role": "user", "content": "word " * 20000}]
 check(refused(openai.BadRequestError, messages=long).code == "context_length_exceeded", "context")
-stranger = openai.OpenAI(base_url=url, api_key="wrong", max_retries=0)
+stranger = openai.OpenAI(base_url=url, api_key="not-the-key", max_retries=0)
 try:
     stranger.models.list()
     raise AssertionError("a wrong key was accepted")
 except openai.AuthenticationError as error:
-    check("wrong" not in str(error), "the key is not repeated")
+    check("not-the-key" not in str(error), "the key is not repeated")
 
 # A stream that the client leaves frees its place: many more than there are places.
 for _ in range(24):

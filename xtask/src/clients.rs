@@ -14,7 +14,7 @@ use crate::{Result, bench, models, sh};
 /// The client that the checks were written for.
 const OPENAI: &str = "openai>=2,<3";
 const MODEL: &str = "smollm2-135m-instruct";
-const QUESTION: &str = "What is the capital of France?";
+const QUESTION: &str = "Which city is the capital of France?";
 /// Loading a model and a Python interpreter, on a machine that is busy with other work.
 const START: Duration = Duration::from_secs(180);
 
