@@ -153,7 +153,14 @@ pub fn python() -> Result<PathBuf> {
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "--quiet", "numpy", "llama-cpp-python"]);
     // From source: wheels would be for machines without the instructions that are to be compared.
-    pip.args(["--no-binary", "llama-cpp-python"]).env("CMAKE_ARGS", "-DGGML_NATIVE=ON");
+    let mut cmake = "-DGGML_NATIVE=ON".to_owned();
+    if cfg!(target_arch = "x86_64") {
+        // Virtual machines announce AMX and then fault on its first instruction.
+        for language in ["C", "CXX"] {
+            cmake += &format!(" -DCMAKE_{language}_FLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'");
+        }
+    }
+    pip.args(["--no-binary", "llama-cpp-python"]).env("CMAKE_ARGS", cmake);
     sh::run("building llama.cpp for this machine (minutes)", &mut pip)?;
     if works(&python) { Ok(python) } else { Err(format!("{} cannot import llama_cpp", python.display())) }
 }
