@@ -132,6 +132,12 @@ fn libraries() -> Result {
         let folder = out().join("lib").join(abi);
         let mut command = Command::new(&tool);
         command.arg(arch).arg(root()).args(["pannier-ffi", "pannier_ffi"]).arg(&folder);
+        if arch == "x86_64" {
+            // For emulators: small is enough. On real phones the heart keeps its speed (Cargo.toml).
+            for part in ["pannier-kernels", "pannier", "pannier-tokenizer"] {
+                command.args(["--config", &format!("profile.mobile.package.{part}.opt-level=\"s\"")]);
+            }
+        }
         run(&format!("building for {abi}"), &mut command)?;
         let library = folder.join("libpannier_ffi.so");
         let bytes = std::fs::metadata(&library).map_err(|e| format!("{}: {e}", library.display()))?.len();
@@ -463,6 +469,18 @@ fn outsider(names: &Names) -> Result {
     run("an outsider's Android project", maven("sample-apps/android-chat").arg(&repository).arg("compile"))
 }
 
+/// Where the `java` that we call lives, as it says itself: JAVA_HOME may be unset, or that of another one.
+fn java_home() -> Result<PathBuf> {
+    let output = Command::new("java")
+        .args(["-XshowSettings:properties", "-version"])
+        .output()
+        .map_err(|e| format!("cannot run java: {e}"))?;
+    String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("java.home = ").map(PathBuf::from))
+        .ok_or_else(|| "java does not say where it lives".into())
+}
+
 /// Shrinks the terminal sample with everything it uses, with our consumer rules only, and runs what is left.
 fn proguard(names: &Names) -> Result {
     let tool = jars("proguard", &[("com.guardsquare", "proguard-base", "7.7.0")])?;
@@ -471,7 +489,7 @@ fn proguard(names: &Names) -> Result {
     let ours = names.folder(artifact).join(format!("{artifact}-{}.jar", names.version));
     let sample = root().join("sample-apps/jvm-chat/target/classes");
     let shrunk = out().join("shrunk.jar");
-    let java_home = std::env::var("JAVA_HOME").unwrap_or_else(|_| "/usr/lib/jvm/default-java".into());
+    let modules = java_home()?.join("jmods");
     let mut rules = format!(
         "-include {}\n-injars {}\n-injars {}(!META-INF/**)\n",
         root().join("android/consumer-rules.pro").display(),
@@ -482,11 +500,11 @@ fn proguard(names: &Names) -> Result {
         rules.push_str(&format!("-injars {jar}(!META-INF/versions/**,!META-INF/*.kotlin_module,!META-INF/maven/**,!module-info.class)\n"));
     }
     rules.push_str(&format!(
-        "-outjars {}\n-libraryjars {java_home}/jmods/java.base.jmod(!**.jar;!module-info.class)\n",
-        shrunk.display()
+        "-outjars {}\n-libraryjars {}(!**.jar;!module-info.class)\n-libraryjars {}(!**.jar;!module-info.class)\n",
+        shrunk.display(),
+        modules.join("java.base.jmod").display(),
+        modules.join("java.desktop.jmod").display()
     ));
-    rules
-        .push_str(&format!("-libraryjars {java_home}/jmods/java.desktop.jmod(!**.jar;!module-info.class)\n"));
     // What the app itself says, as every app does of its entry points; the rest is ours and the libraries' own.
     rules.push_str("-keep class dev.pannier.sample.MainKt { public static void main(java.lang.String[]); }\n-dontoptimize\n-dontwarn kotlinx.**,java.lang.instrument.**,sun.misc.**,org.**,android.**\n-dontnote **\n-ignorewarnings\n");
     let file = out().join("proguard.pro");
