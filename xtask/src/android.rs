@@ -364,6 +364,9 @@ pub fn libraries_of(names: &Names) -> Result<PathBuf> {
     )
 }
 
+/// What the compiler knows without being told. The framework's jar leaves `java.*` out; that of Java 8 is what API 26 has, nearly.
+const BARE: [&str; 5] = ["-no-stdlib", "-no-reflect", "-Xjdk-release=8", "-jvm-target", "1.8"];
+
 /// Compiles Kotlin folders into a folder of classes.
 pub fn kotlinc(
     names: &Names,
@@ -379,7 +382,8 @@ pub fn kotlinc(
         .args(["-Xmx900m", "-cp"])
         .arg(self::class_path(&[&compiler])?)
         .arg("org.jetbrains.kotlin.cli.jvm.K2JVMCompiler")
-        .args(["-no-stdlib", "-no-reflect", "-no-jdk", "-jvm-target", "1.8", "-Werror"])
+        .args(BARE)
+        .arg("-Werror")
         .args(extra)
         .arg("-cp")
         .arg(class_path)
@@ -406,7 +410,8 @@ fn aar(names: &Names) -> Result {
         .args(["-Xmx900m", "-cp"])
         .arg(class_path(&[&compiler])?)
         .arg("org.jetbrains.kotlin.cli.jvm.K2JVMCompiler")
-        .args(["-no-stdlib", "-no-reflect", "-no-jdk", "-nowarn", "-jvm-target", "1.8", "-cp", &path, "-d"])
+        .args(BARE)
+        .args(["-nowarn", "-cp", &path, "-d"])
         .arg(&generated)
         .arg(android.join("src/main/uniffi"));
     run("compiling the generated code", &mut command)?;
