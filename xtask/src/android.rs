@@ -132,6 +132,12 @@ fn libraries() -> Result {
         let folder = out().join("lib").join(abi);
         let mut command = Command::new(&tool);
         command.arg(arch).arg(root()).args(["pannier-ffi", "pannier_ffi"]).arg(&folder);
+        if arch == "x86_64" {
+            // For emulators: small is enough. On real phones the heart keeps its speed (Cargo.toml).
+            for part in ["pannier-kernels", "pannier", "pannier-tokenizer"] {
+                command.args(["--config", &format!("profile.mobile.package.{part}.opt-level=\"s\"")]);
+            }
+        }
         run(&format!("building for {abi}"), &mut command)?;
         let library = folder.join("libpannier_ffi.so");
         let bytes = std::fs::metadata(&library).map_err(|e| format!("{}: {e}", library.display()))?.len();
@@ -358,6 +364,9 @@ pub fn libraries_of(names: &Names) -> Result<PathBuf> {
     )
 }
 
+/// What the compiler knows without being told. The framework's jar leaves `java.*` out; that of Java 8 is what API 26 has, nearly.
+const BARE: [&str; 5] = ["-no-stdlib", "-no-reflect", "-Xjdk-release=8", "-jvm-target", "1.8"];
+
 /// Compiles Kotlin folders into a folder of classes.
 pub fn kotlinc(
     names: &Names,
@@ -373,7 +382,8 @@ pub fn kotlinc(
         .args(["-Xmx900m", "-cp"])
         .arg(self::class_path(&[&compiler])?)
         .arg("org.jetbrains.kotlin.cli.jvm.K2JVMCompiler")
-        .args(["-no-stdlib", "-no-reflect", "-no-jdk", "-jvm-target", "1.8", "-Werror"])
+        .args(BARE)
+        .arg("-Werror")
         .args(extra)
         .arg("-cp")
         .arg(class_path)
@@ -400,7 +410,8 @@ fn aar(names: &Names) -> Result {
         .args(["-Xmx900m", "-cp"])
         .arg(class_path(&[&compiler])?)
         .arg("org.jetbrains.kotlin.cli.jvm.K2JVMCompiler")
-        .args(["-no-stdlib", "-no-reflect", "-no-jdk", "-nowarn", "-jvm-target", "1.8", "-cp", &path, "-d"])
+        .args(BARE)
+        .args(["-nowarn", "-cp", &path, "-d"])
         .arg(&generated)
         .arg(android.join("src/main/uniffi"));
     run("compiling the generated code", &mut command)?;
@@ -463,6 +474,18 @@ fn outsider(names: &Names) -> Result {
     run("an outsider's Android project", maven("sample-apps/android-chat").arg(&repository).arg("compile"))
 }
 
+/// Where the `java` that we call lives, as it says itself: JAVA_HOME may be unset, or that of another one.
+fn java_home() -> Result<PathBuf> {
+    let output = Command::new("java")
+        .args(["-XshowSettings:properties", "-version"])
+        .output()
+        .map_err(|e| format!("cannot run java: {e}"))?;
+    String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("java.home = ").map(PathBuf::from))
+        .ok_or_else(|| "java does not say where it lives".into())
+}
+
 /// Shrinks the terminal sample with everything it uses, with our consumer rules only, and runs what is left.
 fn proguard(names: &Names) -> Result {
     let tool = jars("proguard", &[("com.guardsquare", "proguard-base", "7.7.0")])?;
@@ -471,7 +494,7 @@ fn proguard(names: &Names) -> Result {
     let ours = names.folder(artifact).join(format!("{artifact}-{}.jar", names.version));
     let sample = root().join("sample-apps/jvm-chat/target/classes");
     let shrunk = out().join("shrunk.jar");
-    let java_home = std::env::var("JAVA_HOME").unwrap_or_else(|_| "/usr/lib/jvm/default-java".into());
+    let modules = java_home()?.join("jmods");
     let mut rules = format!(
         "-include {}\n-injars {}\n-injars {}(!META-INF/**)\n",
         root().join("android/consumer-rules.pro").display(),
@@ -482,11 +505,11 @@ fn proguard(names: &Names) -> Result {
         rules.push_str(&format!("-injars {jar}(!META-INF/versions/**,!META-INF/*.kotlin_module,!META-INF/maven/**,!module-info.class)\n"));
     }
     rules.push_str(&format!(
-        "-outjars {}\n-libraryjars {java_home}/jmods/java.base.jmod(!**.jar;!module-info.class)\n",
-        shrunk.display()
+        "-outjars {}\n-libraryjars {}(!**.jar;!module-info.class)\n-libraryjars {}(!**.jar;!module-info.class)\n",
+        shrunk.display(),
+        modules.join("java.base.jmod").display(),
+        modules.join("java.desktop.jmod").display()
     ));
-    rules
-        .push_str(&format!("-libraryjars {java_home}/jmods/java.desktop.jmod(!**.jar;!module-info.class)\n"));
     // What the app itself says, as every app does of its entry points; the rest is ours and the libraries' own.
     rules.push_str("-keep class dev.pannier.sample.MainKt { public static void main(java.lang.String[]); }\n-dontoptimize\n-dontwarn kotlinx.**,java.lang.instrument.**,sun.misc.**,org.**,android.**\n-dontnote **\n-ignorewarnings\n");
     let file = out().join("proguard.pro");

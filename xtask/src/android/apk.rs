@@ -44,16 +44,21 @@ pub fn sample(names: &Names) -> Result {
     run("packing the manifest", &mut aapt)?;
 
     let dx = jars("dx", &[("com.jakewharton.android.repackaged", "dalvik-dx", "16.0.1")])?;
+    // The dexer knows no Java 9: without the jars' variants for it, and their module descriptions.
+    let unpacked = folder.join("libraries");
+    for jar in class_path(&[&libraries])?.split(':').filter(|j| !j.contains("annotations-")) {
+        let mut unzip = Command::new("unzip");
+        unzip.args(["-q", "-o", jar, "-x", "META-INF/*", "*module-info.class", "-d"]).arg(&unpacked);
+        run("unpacking a library", &mut unzip)?;
+    }
     let mut dex = Command::new("java");
     dex.args(["-Xmx1200m", "-cp"])
         .arg(class_path(&[&dx])?)
         .args(["com.android.dx.command.Main", "--dex", "--multi-dex", "--min-sdk-version=26"])
         .arg(format!("--output={}", folder.display()))
         .arg(&classes)
-        .arg(&ours);
-    for jar in class_path(&[&libraries])?.split(':').filter(|j| !j.contains("annotations-")) {
-        dex.arg(jar);
-    }
+        .arg(&ours)
+        .arg(&unpacked);
     run("dexing", &mut dex)?;
 
     let mut files = Vec::new();

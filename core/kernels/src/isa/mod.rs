@@ -4,9 +4,10 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_vec;
-#[cfg(target_arch = "x86_64")]
+// Android on x86-64 is emulators and a few tablets: none of these is worth a megabyte in every app.
+#[cfg(all(target_arch = "x86_64", not(target_os = "android")))]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(target_os = "android")))]
 mod avx512_vec;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -83,6 +84,7 @@ fn build() -> Vec<Kernels> {
         if avx2 {
             all.push(Kernels::new(Isa::Avx2, &avx2::TABLE, &avx2_vec::TABLE));
         }
+        #[cfg(not(target_os = "android"))]
         let avx512 = avx2
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -90,6 +92,7 @@ fn build() -> Vec<Kernels> {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni")
             && is_x86_feature_detected!("gfni");
+        #[cfg(not(target_os = "android"))]
         if avx512 {
             all.push(Kernels::new(Isa::Avx512, &avx512::TABLE, &avx512_vec::TABLE));
         }

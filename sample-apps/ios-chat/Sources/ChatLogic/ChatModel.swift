@@ -21,7 +21,6 @@ public final class ChatModel {
     private var settings = ChatSettings()
     private var model: Model?
     private var chat: ChatSession?
-    private var session: HybridSession?
     /// The turn under way. Cancelling it stops both sides.
     private var turn: Task<Void, any Error>?
     private var work: Task<Void, Never>?
@@ -69,13 +68,12 @@ public final class ChatModel {
                 screen.notice = "This model does not fit: " + plan.notes.joined(separator: ", ")
                 return
             }
-            let chat = try opened.chat(system: "You are a helpful assistant. Answer briefly.", checkpoint: checkpoint)
-            (self.chat, session) = (chat, hybrid(chat))
+            chat = try opened.chat(system: "You are a helpful assistant. Answer briefly.", checkpoint: checkpoint)
             restore()
         }
     }
 
-    /// The same conversation; only what the user allowed can leave the device.
+    /// The same conversation, for one turn, with the network as it is now. Only what the user allowed can leave the device.
     private func hybrid(_ chat: ChatSession) -> HybridSession {
         let allowed = settings.cloudAllowed ? cloud : nil
         let first = EdgeFirst(minConfidence: settings.minConfidence, holdUntilChecked: false)
@@ -110,7 +108,8 @@ public final class ChatModel {
 
     /// Says something. Ignored while an answer is under way, and before a model is ready.
     public func say(_ text: String) {
-        guard let session, !screen.answering, !text.allSatisfy(\.isWhitespace) else { return }
+        guard let chat, !screen.answering, !text.allSatisfy(\.isWhitespace) else { return }
+        let session = hybrid(chat)
         screen.lines += [ChatLine(fromUser: true, text: text), ChatLine(fromUser: false, text: "")]
         (screen.answering, screen.notice) = (true, nil)
         launch { [self] in
@@ -196,7 +195,7 @@ public final class ChatModel {
     private func release() {
         chat?.close()
         model?.close()
-        (chat, session, model) = (nil, nil, nil)
+        (chat, model) = (nil, nil)
     }
 
     /// One thing at a time; errors become a notice.

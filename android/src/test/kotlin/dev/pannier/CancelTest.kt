@@ -89,6 +89,8 @@ class CancelTest {
         val (half, most, all) = listOf(0.5, 0.99, 1.0).map { starts[((times - 1) * it).toInt()] / 1000.0 }
         println("cancels: $cancelled of $times were cancelled; next start after the cancel: median $half, 99% $most, worst $all ms")
         assertTrue(cancelled > times / 4, "$cancelled")
+        // The bound is the promise of the API; the median leaves out a busy machine.
+        assertTrue(half < 50, "$half ms")
     }
 }
 
