@@ -34,7 +34,12 @@ impl Options {
     }
 
     fn list<T: std::str::FromStr>(&self, name: &str, default: &str) -> Vec<T> {
-        self.get(name).unwrap_or(default).split(',').filter_map(|n| n.parse().ok()).collect()
+        self.get(name)
+            .unwrap_or(default)
+            .split(',')
+            .filter(|n| !n.is_empty())
+            .filter_map(|n| n.parse().ok())
+            .collect()
     }
 }
 
