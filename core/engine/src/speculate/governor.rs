@@ -12,8 +12,11 @@
 //! another app took. Streamed dense weights make r nearly 1 for every n, and so long guesses, without a rule for them.
 //!
 //! Measuring needs guesses that may fail. What they cost is booked: `lost` is the time of passes with a guess above what plain ones
-//! would have taken for the same tokens. Once it is above a small share of all decode time, the proposer is not asked until plain
-//! passes have outgrown it; so the worst text, or the worst proposer, costs that share and no more.
+//! would have taken for the same tokens. It is kept for each answer, so that what one answer has won is not spent on the next: once it
+//! is above a small share of the answer's decode time, the proposer is not asked until plain passes have outgrown it, and a guess that
+//! could lose much more than what is left of that share is cut. So the worst text, or the worst proposer, costs every answer that share
+//! and no more. A draft model's reading of the prompt is apart from this, as it is spent when its first guess comes: it is weighed
+//! against what the rest of the answer is expected to win.
 
 use super::costs::PassCosts;
 use super::odds::Odds;
@@ -25,7 +28,11 @@ const WORTH: f64 = 1.02;
 /// The share of the time that guesses may lose.
 const SHARE: f64 = 0.006;
 /// Passes that may be lost before there is any time to take a share of.
-const CREDIT: f64 = 0.2;
+const CREDIT: f64 = 0.15;
+/// One guess may lose this much more than what may still be lost.
+const BET: f64 = 0.25;
+/// Reading a text may take this share of what guesses are expected to win.
+const HOPED: f64 = 0.6;
 /// What was won counts for at most this many passes against later losses: a text that turned bad is left soon.
 const KEPT: f64 = 3.0;
 /// A measured cost's weight.
@@ -41,8 +48,28 @@ struct Track {
     /// Of a guessed token, and of a token that has to be read first, in units.
     cost: f64,
     read: f64,
-    /// In seconds.
+    /// In seconds, in all answers.
     lost: f64,
+}
+
+/// What guesses have cost one answer, in seconds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ledger {
+    spent: f64,
+    lost: Vec<(&'static str, f64)>,
+}
+
+impl Ledger {
+    fn lost(&mut self, name: &'static str) -> &mut f64 {
+        let index = match self.lost.iter().position(|(n, _)| *n == name) {
+            Some(index) => index,
+            None => {
+                self.lost.push((name, 0.0));
+                self.lost.len() - 1
+            }
+        };
+        &mut self.lost[index].1
+    }
 }
 
 /// Measures and decides. One per model: what it learned serves the next generation.
@@ -102,8 +129,8 @@ impl Governor {
             return index;
         }
         let cost = who.cost();
-        // Reading many tokens at once is several times cheaper than guessing as many.
-        self.tracks.push(Track { name, odds: Odds::new(who.prior()), cost, read: cost / 4.0, lost: 0.0 });
+        // Reading many tokens at once is about ten times cheaper than guessing as many.
+        self.tracks.push(Track { name, odds: Odds::new(who.prior()), cost, read: cost / 10.0, lost: 0.0 });
         self.tracks.len() - 1
     }
 
@@ -113,16 +140,18 @@ impl Governor {
     }
 
     /// Whether to ask a proposer at all.
-    pub(super) fn terms(&mut self, who: &dyn Proposer, at: Outlook) -> Option<Terms> {
+    pub(super) fn terms(&mut self, who: &dyn Proposer, at: Outlook, answer: &mut Ledger) -> Option<Terms> {
         let index = self.track(who);
         let unit = self.costs.unit()?;
-        let max = at.room.min(self.costs.widest());
-        if max == 0 || self.since_plain >= CALIBRATE {
+        let track = &self.tracks[index];
+        let left = CREDIT + (SHARE * answer.spent - *answer.lost(track.name)) / unit;
+        if left <= 0.0 || self.since_plain >= CALIBRATE {
             return None;
         }
-        let track = &self.tracks[index];
-        let allowance = SHARE * self.spent + CREDIT * unit - track.lost;
-        if allowance <= 0.0 {
+        let wide = at.room.min(self.costs.widest());
+        let loss = |n: usize| self.costs.ratio(n) - 1.0 + n as f64 * track.cost;
+        let max = (1..=wide).take_while(|&n| n == 1 || loss(n) <= left + BET).count();
+        if max == 0 {
             return None;
         }
         if track.cost <= 0.0 {
@@ -142,12 +171,13 @@ impl Governor {
         let (n, speed) = best;
         let reading = who.backlog(at.len) as f64 * track.read;
         let floor = (track.cost + self.costs.step(n)) * speed;
-        if speed >= WORTH && reading <= 1.0 + (1.0 - 1.0 / speed) * at.left as f64 {
+        if speed >= WORTH && reading <= CREDIT + HOPED * (1.0 - 1.0 / speed) * at.left as f64 {
             return Some(Terms { max, floor, speed });
         }
         // A short guess now and then, if it can be afforded: perhaps this text is easier.
-        let price = (reading + 2.0 * track.cost + self.costs.ratio(2) - 1.0) * unit;
-        (price <= allowance).then_some(Terms { max: max.min(2), floor: 0.0, speed: 1.0 })
+        let price = reading + loss(max.min(2));
+        let afforded = CREDIT + (SHARE * self.spent - track.lost) / unit;
+        (price <= left.min(afforded)).then_some(Terms { max: max.min(2), floor: 0.0, speed: 1.0 })
     }
 
     /// How much of a guess to use, and the speed to expect. What it cost is spent either way.
@@ -174,24 +204,38 @@ impl Governor {
     }
 
     /// A pass is done. `used`: whose guess it had, and the classes of the guessed tokens.
-    pub(super) fn learn(&mut self, efforts: &[Effort], used: Option<(&'static str, &[usize])>, done: Done) {
+    pub(super) fn learn(
+        &mut self,
+        answer: &mut Ledger,
+        efforts: &[Effort],
+        used: Option<(&'static str, &[usize])>,
+        done: Done,
+    ) {
         let pass = done.pass.as_secs_f64();
         let unit = self.costs.unit();
         self.spent += pass;
+        answer.spent += pass;
         for effort in efforts {
             let time = effort.time.as_secs_f64();
             self.spent += time;
+            answer.spent += time;
             let (Some(track), Some(unit)) = (self.tracks.iter_mut().find(|t| t.name == effort.name), unit)
             else {
                 continue;
             };
             track.lost += time;
+            let guessing = if effort.read > 0 {
+                time.min(effort.tokens as f64 * track.cost * unit)
+            } else {
+                time
+            };
+            *answer.lost(effort.name) += guessing;
             if track.cost <= 0.0 {
                 continue;
             }
             let time = time / unit;
             if effort.read > 0 {
-                let read = (time - effort.tokens as f64 * track.cost).max(0.0) / effort.read as f64;
+                let read = (time - guessing / unit) / effort.read as f64;
                 track.read += RATE * (read - track.read);
             } else if effort.tokens > 0 {
                 track.cost += RATE * ((time / effort.tokens as f64).min(3.0 * track.cost) - track.cost);
@@ -206,7 +250,9 @@ impl Governor {
         for (i, &class) in classes.iter().enumerate().take(done.rows) {
             track.odds.learn(class, i < done.right);
         }
-        track.lost += pass - unit * done.rows as f64;
-        track.lost = track.lost.max(-KEPT * unit);
+        let loss = pass - unit * done.rows as f64;
+        for lost in [&mut track.lost, answer.lost(name)] {
+            *lost = (*lost + loss).max(-KEPT * unit);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The speculation of one generation: whom to ask, what to use, and what to learn from it.
 
-use super::governor::{Done, Effort, Governor, Outlook};
+use super::governor::{Done, Effort, Governor, Ledger, Outlook};
 use super::proposer::{Ask, Proposal, Proposer};
 use super::{MAX_DRAFT, Speculation, SpeculationError};
 use crate::sampling::Sampler;
@@ -49,6 +49,7 @@ pub struct Speculator<'a> {
     other: Proposal,
     used: Option<(&'static str, usize)>,
     efforts: Vec<Effort>,
+    ledger: Ledger,
 }
 
 impl std::fmt::Debug for Speculator<'_> {
@@ -82,6 +83,7 @@ impl<'a> Speculator<'a> {
             other: Proposal::default(),
             used: None,
             efforts: Vec::new(),
+            ledger: Ledger::default(),
         })
     }
 
@@ -107,7 +109,7 @@ impl<'a> Speculator<'a> {
         for (index, who) in self.proposers.iter_mut().enumerate() {
             let (max, floor, hoped) = match self.fixed {
                 Some(_) => (at.room, 0.0, f64::INFINITY),
-                None => match governor.terms(who.as_ref(), at) {
+                None => match governor.terms(who.as_ref(), at, &mut self.ledger) {
                     Some(terms) => (terms.max, terms.floor, terms.speed),
                     None => continue,
                 },
@@ -167,7 +169,7 @@ impl<'a> Speculator<'a> {
         let used = self.used.take();
         let used = used.map(|(name, len)| (name, self.best.classes().get(..len).unwrap_or_default()));
         let mut governor = self.governor.lock().unwrap_or_else(PoisonError::into_inner);
-        governor.learn(&self.efforts, used, done);
+        governor.learn(&mut self.ledger, &self.efforts, used, done);
     }
 }
 

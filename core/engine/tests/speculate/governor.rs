@@ -63,10 +63,14 @@ struct Outcome {
 
 /// A text of `n` tokens; token 1 is always right.
 fn run(machine: Machine, n: usize, seed: u64) -> Outcome {
+    run_with(&Mutex::new(Governor::default()), machine, n, seed)
+}
+
+/// The same with what a governor has learned.
+fn run_with(governor: &Mutex<Governor>, machine: Machine, n: usize, seed: u64) -> Outcome {
     let clock = AtomicU64::new(0);
-    let governor = Mutex::new(Governor::default());
     let guesser = Guesser { machine, clock: &clock, draws: Draws::new(seed) };
-    let mut speculator = Speculator::new(vec![Box::new(guesser)], &governor, None).unwrap();
+    let mut speculator = Speculator::new(vec![Box::new(guesser)], governor, None).unwrap();
     let sampler = Sampler::new(SamplerOptions::greedy(), 2).unwrap();
     let cancel = CancelFlag::new();
     let text = vec![1u32; n];
@@ -148,6 +152,21 @@ fn what_does_not_pay_costs_two_percent_at_most() {
                 let gain = run(Machine { wide, guess, right, noise }, n, seed).gain;
                 assert!(gain >= least, "{name}, {n} tokens, noise {noise}: {gain}");
             }
+        }
+    }
+}
+
+#[test]
+fn what_one_answer_won_is_not_lost_by_the_next() {
+    // Width as dear as where the processor is the limit.
+    let wide = |n| 1000 + 200 * n as u64;
+    for seed in 0..20 {
+        let governor = Mutex::default();
+        let good = Machine { wide, guess: 0, right: |_| 0.95, noise: 0 };
+        let bad = Machine { right: |_| 0.0, ..good };
+        for (machine, n, least) in [(good, 200, 1.5), (bad, 48, 0.98), (good, 100, 1.3), (bad, 48, 0.98)] {
+            let gain = run_with(&governor, machine, n, seed).gain;
+            assert!(gain >= least, "{n} tokens: {gain}, at least {least}");
         }
     }
 }
