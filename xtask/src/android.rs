@@ -154,10 +154,14 @@ fn libraries() -> Result {
     Ok(())
 }
 
-/// Maven in a folder, quiet.
+/// Maven in a folder, quiet. The compiler's daemon would stay for hours, with more than a gigabyte.
 fn maven(folder: &str) -> Command {
     let mut command = Command::new("mvn");
-    command.current_dir(root().join(folder)).args(["--batch-mode", "--quiet"]);
+    command.current_dir(root().join(folder)).args([
+        "--batch-mode",
+        "--quiet",
+        "-Dkotlin.compiler.daemon=false",
+    ]);
     command
 }
 
