@@ -74,7 +74,8 @@ pub fn test(full: bool, sanitize: bool) -> Result {
     }
     no_warnings(&ios)?;
     let samples = root().join("sample-apps");
-    run("testing the iOS sample", &mut self::command(&samples.join("ios-chat"), &["swift", "test"])?)?;
+    let strict = ["swift", "test", "-Xswiftc", "-warnings-as-errors"];
+    run("testing the iOS sample", &mut self::command(&samples.join("ios-chat"), &strict)?)?;
     chat(&samples.join("swift-chat"))?;
     for file in ["ChatApp.swift", "ChatView.swift"] {
         let mut parse =
