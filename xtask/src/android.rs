@@ -154,10 +154,14 @@ fn libraries() -> Result {
     Ok(())
 }
 
-/// Maven in a folder, quiet.
+/// Maven in a folder, quiet. The compiler's daemon would stay for hours, with more than a gigabyte.
 fn maven(folder: &str) -> Command {
     let mut command = Command::new("mvn");
-    command.current_dir(root().join(folder)).args(["--batch-mode", "--quiet"]);
+    command.current_dir(root().join(folder)).args([
+        "--batch-mode",
+        "--quiet",
+        "-Dkotlin.compiler.daemon=false",
+    ]);
     command
 }
 
@@ -417,13 +421,15 @@ fn aar(names: &Names) -> Result {
     run("compiling the generated code", &mut command)?;
     let hand_written = [android.join("src/main/kotlin"), android.join("src/android/kotlin")];
     let path = format!("{}:{path}", generated.display());
+    // What is internal to the generated part is known to the hand-written one, as where the two are compiled together.
+    let friend = format!("-Xfriend-paths={}", generated.display());
     kotlinc(
         names,
         "compiling the library for Android",
         &hand_written,
         &path,
         &classes.join("api"),
-        &["-Xexplicit-api=strict", "-module-name", "pannier"],
+        &["-Xexplicit-api=strict", "-module-name", "pannier", &friend],
     )?;
     let jar = out().join("classes.jar");
     let mut files = archive::files_below(&generated)?;

@@ -6,6 +6,7 @@
 //! check:   `swift package describe` and `compute-checksum` on that folder
 //! ```
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -25,8 +26,8 @@ const SLICES: [(&str, &str, &str); 2] = [
         "\t\t\t<key>SupportedPlatformVariant</key>\n\t\t\t<string>simulator</string>\n",
     ),
 ];
-/// Every symbol that the Swift side calls begins so.
-const EXPORTS: [&str; 2] = ["_uniffi_", "_ffi_"];
+/// What symbols of Security, Core Foundation and the Objective-C frameworks begin with. The rest is the system's library, which is always linked.
+const FRAMEWORKS: [&str; 7] = ["_Sec", "_kSec", "_CF", "_kCF", "_NS", "_OBJC_", "_SC"];
 
 pub fn run_command(mut args: lexopt::Parser) -> Result {
     let mut steps = Vec::new();
@@ -119,7 +120,7 @@ fn framework(folder: &Path, headers: &Path) -> Result {
     let mut slices = String::new();
     for (id, target, more) in SLICES {
         let library = library(target);
-        exports(&library, &header)?;
+        symbols(&library, &header)?;
         copy(&library, &framework.join(id).join("libpannier_ffi.a"))?;
         // A folder below the headers: two frameworks with a module map each would overwrite one another otherwise.
         let to = framework.join(id).join("Headers").join(NAME);
@@ -144,28 +145,43 @@ fn framework(folder: &Path, headers: &Path) -> Result {
     )
 }
 
-/// Every function that the header declares must be in the library.
-fn exports(library: &Path, header: &str) -> Result {
-    let nm = Cross::ensure()?.bin("llvm-nm");
-    let output = Command::new(&nm)
-        .args(["-g", "--defined-only", "--format=just-symbols"])
-        .arg(library)
-        .output()
-        .map_err(|e| format!("{}: {e}", nm.display()))?;
-    let symbols = String::from_utf8_lossy(&output.stdout).into_owned();
-    let symbols: std::collections::BTreeSet<&str> =
-        symbols.lines().filter(|s| EXPORTS.iter().any(|p| s.starts_with(p))).collect();
+/// Every function that the header declares must be in the library, and the library must need nothing that `Package.swift` would have to
+/// link.
+fn symbols(library: &Path, header: &str) -> Result {
+    let defined = listed(library, "--defined-only")?;
     let declared: Vec<&str> = header
         .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("uniffi_pannier") || word.starts_with("ffi_pannier"))
         .collect();
     let missing: Vec<&&str> =
-        declared.iter().filter(|name| !symbols.contains(format!("_{name}").as_str())).collect();
-    eprintln!("   {}: {} functions declared, all there", library.display(), declared.len());
+        declared.iter().filter(|name| !defined.contains(format!("_{name}").as_str())).collect();
     if declared.is_empty() || !missing.is_empty() {
         return Err(format!("{}: missing {missing:?}", library.display()));
     }
+    let needed: Vec<String> = listed(library, "--undefined-only")?.difference(&defined).cloned().collect();
+    let framework = |name: &&String| FRAMEWORKS.iter().any(|prefix| name.starts_with(prefix));
+    let linked: Vec<&String> = needed.iter().filter(framework).collect();
+    if !linked.is_empty() {
+        return Err(format!("{}: needs frameworks for {linked:?}", library.display()));
+    }
+    eprintln!(
+        "   {}: {} functions declared, all there; {} symbols needed, none of a framework",
+        library.display(),
+        declared.len(),
+        needed.len()
+    );
     Ok(())
+}
+
+/// The names of a library's symbols, of one kind.
+fn listed(library: &Path, kind: &str) -> Result<BTreeSet<String>> {
+    let nm = Cross::ensure()?.bin("llvm-nm");
+    let output = Command::new(&nm)
+        .args(["-g", kind, "--format=just-symbols"])
+        .arg(library)
+        .output()
+        .map_err(|e| format!("{}: {e}", nm.display()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
 fn check() -> Result {

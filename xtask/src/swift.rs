@@ -8,8 +8,11 @@ use crate::{Result, bindgen, models};
 
 /// A Swift command in a folder of the repository. It finds the library that cargo built, and the models.
 pub fn command(folder: &Path, args: &[&str]) -> Result<Command> {
-    let library = target_dir().join("debug");
-    let (library, models) = (whole(&library)?, whole(&models::dir()?)?);
+    let (target, models) = (target_dir(), models::dir()?);
+    // Not everything that Swift does needs models.
+    std::fs::create_dir_all(&models).map_err(|e| format!("cannot make {}: {e}", models.display()))?;
+    let (target, models) = (whole(&target)?, whole(&models)?);
+    let library = target.join("debug");
     let mut command = if on_path("swift") {
         let mut command = Command::new(args.first().copied().unwrap_or("swift"));
         command.current_dir(folder).args(args.iter().skip(1));
@@ -20,7 +23,8 @@ pub fn command(folder: &Path, args: &[&str]) -> Result<Command> {
         let mut command = Command::new(root().join("xtask/cross/in-swift"));
         let inside = "cd \"$0\"; exec \"$@\"";
         command.arg(whole(root())?).args(["sh", "-ec", inside]).arg(whole(folder)?).args(args);
-        command.env("PANNIER_SWIFT_BIND", format!("{}:{}", library.display(), models.display()));
+        // So is all that cargo and xtask made, wherever that is.
+        command.env("PANNIER_SWIFT_BIND", format!("{}:{}", target.display(), models.display()));
         command
     };
     command.env("LIBRARY_PATH", &library).env("LD_LIBRARY_PATH", &library).env("PANNIER_MODELS", &models);
@@ -70,7 +74,8 @@ pub fn test(full: bool, sanitize: bool) -> Result {
     }
     no_warnings(&ios)?;
     let samples = root().join("sample-apps");
-    run("testing the iOS sample", &mut self::command(&samples.join("ios-chat"), &["swift", "test"])?)?;
+    let strict = ["swift", "test", "-Xswiftc", "-warnings-as-errors"];
+    run("testing the iOS sample", &mut self::command(&samples.join("ios-chat"), &strict)?)?;
     chat(&samples.join("swift-chat"))?;
     for file in ["ChatApp.swift", "ChatView.swift"] {
         let mut parse =

@@ -96,8 +96,8 @@ final class CancelTests: XCTestCase {
         let at = { (share: Double) in String(format: "%.1f", starts[Int(Double(times - 1) * share)]) }
         print("cancels: \(cancelled) of \(times) were cancelled; next start after the cancel: median \(at(0.5)), 99% \(at(0.99)), worst \(at(1)) ms")
         XCTAssertGreaterThan(cancelled, times / 4)
-        // The bound is the promise of the API; the median leaves out a busy machine.
-        XCTAssertLessThan(starts[times / 2], 50)
+        // The bound is the promise of the API; one of a hundred may be late on a busy machine.
+        XCTAssertLessThan(starts[(times - 1) * 99 / 100], 50)
     }
 }
 

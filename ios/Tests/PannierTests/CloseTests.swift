@@ -95,6 +95,7 @@ final class CloseTests: XCTestCase {
 
     func testTwoHundredCyclesOfLoadGenerateCloseLeaveNothingBehind() async throws {
         try XCTSkipUnless(isLong, "takes minutes: PANNIER_TEST=full")
+        await fillCaches()
         try await cycles(warm: 160, measured: 200, slack: 0.02)
     }
 
@@ -118,11 +119,30 @@ final class CloseTests: XCTestCase {
         let some = max(1, readings.count / 3)
         let middle = { (of: ArraySlice<Int>) in of.sorted()[some / 2] }
         let most = Int(Double(middle(readings.prefix(some))) * (1 + slack))
+        // The thread sanitizer keeps memory of its own for every thread that there was: then only races and threads are looked for.
+        let sanitized = dlsym(nil, "__tsan_init") != nil
         // More cycles tell noise and leak apart: noise goes away, a leak grows.
-        for _ in 0..<5 where middle(readings.suffix(some)) > most { try await ten() }
+        for _ in 0..<(sanitized ? 0 : 5) where middle(readings.suffix(some)) > most { try await ten() }
         try await eventually(seconds: 2) { engineThreads().isEmpty }
         print("cycles: \(measured) after \(warm), anonymous memory every ten in KiB: \(readings), engine threads left: \(engineThreads())")
-        XCTAssertLessThanOrEqual(middle(readings.suffix(some)), most, "\(readings)")
+        XCTAssertEqual(engineThreads(), [])
+        if !sanitized { XCTAssertLessThanOrEqual(middle(readings.suffix(some)), most, "\(readings)") }
+    }
+
+    /// A thread of libdispatch keeps up to 1024 of the work items that it has freed (64 bytes each) for those that it submits itself. What
+    /// threads of the engine submit ends there, a few items for each cycle. Full from the start, these caches do not look like a leak.
+    private func fillCaches() async {
+        await withTaskGroup(of: Void.self) { group in
+            for _ in 0..<4 {
+                group.addTask {
+                    for _ in 0..<2000 {
+                        await withUnsafeContinuation { (waiting: UnsafeContinuation<Void, Never>) in
+                            Thread.detachNewThread { waiting.resume() }
+                        }
+                    }
+                }
+            }
+        }
     }
 
     /// Anonymous memory in KiB, once everything is released that is going to be.

@@ -1,7 +1,7 @@
 //! The sample as a signed APK, with the distribution's tools: it proves that the packages fit together. The dexer is the one that
 //! Android retired; Gradle users get the current one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{ABIS, Names, android_jar, archive, class_path, copy, jars, kotlinc, libraries_of, out};
@@ -10,6 +10,15 @@ use crate::sh::{root, run};
 
 /// Where Debian keeps the framework's resources.
 const FRAMEWORK: &str = "/usr/share/android-framework-res/framework-res.apk";
+
+/// Parts of what `aapt dump badging` must say.
+const BADGING: [&str; 5] = [
+    "package: name='dev.pannier.sample'",
+    "sdkVersion:'26'",
+    "application-label:'Pannier Chat'",
+    "launchable-activity: name='dev.pannier.sample.ChatActivity'",
+    "native-code: 'arm64-v8a' 'x86_64'",
+];
 
 /// A tool, or which package has it.
 fn tool(name: &str) -> Result<Command> {
@@ -37,11 +46,13 @@ pub fn sample(names: &Names) -> Result {
     let mut aapt = tool("aapt")?;
     aapt.args(["package", "-f", "-M"])
         .arg(app.join("AndroidManifest.xml"))
+        .arg("-S")
+        .arg(app.join("src/main/res"))
         .arg("-I")
         .arg(resources)
         .arg("-F")
         .arg(&unsigned);
-    run("packing the manifest", &mut aapt)?;
+    run("packing the manifest and the resources", &mut aapt)?;
 
     let dx = jars("dx", &[("com.jakewharton.android.repackaged", "dalvik-dx", "16.0.1")])?;
     // The dexer knows no Java 9: without the jars' variants for it, and their module descriptions.
@@ -118,7 +129,24 @@ pub fn sample(names: &Names) -> Result {
         "verifying",
         tool("apksigner")?.args(["verify", "--verbose", "--min-sdk-version", "26"]).arg(&aligned),
     )?;
-    run("what is in it", tool("aapt")?.args(["dump", "badging"]).arg(&aligned))
+    badging(&aligned)
+}
+
+/// What Android would see of the APK; what the sample must have is checked.
+fn badging(apk: &Path) -> Result {
+    let output = tool("aapt")?
+        .args(["dump", "badging"])
+        .arg(apk)
+        .output()
+        .map_err(|e| format!("cannot run aapt: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    eprint!("== what is in it\n{text}");
+    for part in BADGING {
+        if !text.contains(part) {
+            return Err(format!("`aapt dump badging` does not say {part}"));
+        }
+    }
+    Ok(())
 }
 
 fn jna_natives(names: &Names) -> Result<PathBuf> {

@@ -29,6 +29,10 @@ public class Cloud private constructor(internal val ffi: HybridCloud, private va
         set(kept) = budget.restore(dev.pannier.ffi.CloudLedger(kept.day.toULong(), kept.spentMicros.toULong()))
 
     public companion object {
+        init {
+            prepareEngineThreads()
+        }
+
         /**
          * An OpenAI-compatible server, by the built-in client.
          *

@@ -17,6 +17,10 @@ import kotlinx.coroutines.flow.channelFlow
  * @property folder the folder; it is created when something is downloaded. Apps pass a private one.
  */
 public class ModelStore(public val folder: File) {
+    init {
+        prepareEngineThreads()
+    }
+
     private val ffi = Store(folder.path)
 
     /** The models that are known by name, smallest first. */

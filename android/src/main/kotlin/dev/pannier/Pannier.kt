@@ -20,6 +20,10 @@ public class Pannier @JvmOverloads constructor(
     idleUnload: Duration? = null,
     stateFolder: File? = null,
 ) : AutoCloseable {
+    init {
+        prepareEngineThreads()
+    }
+
     private val engine: Engine = Engine(
         EngineConfig(
             budgetBytes = budget.bytes?.toULong(),
@@ -87,7 +91,11 @@ public class Pannier @JvmOverloads constructor(
     public companion object {
         /** The version of the engine. */
         @JvmStatic
-        public val version: String get() = dev.pannier.ffi.engineVersion()
+        public val version: String
+            get() {
+                prepareEngineThreads()
+                return dev.pannier.ffi.engineVersion()
+            }
 
         /** What loading this model would take under [budget]. Reads the directory of the file, no weights. */
         public suspend fun plan(

@@ -57,6 +57,20 @@ class LifecycleTest {
     }
 
     @Test
+    fun `threads of the engine are daemons, and the same from call to call`() = test {
+        Pannier().use { pannier ->
+            val threads = mutableListOf<Thread>()
+            pannier.model(smol, small).load { synchronized(threads) { threads += Thread.currentThread() } }
+            assertTrue(threads.size > 1, "$threads")
+            assertEquals(1, threads.distinctBy { System.identityHashCode(it) }.size, "$threads")
+            assertTrue(threads.first().isDaemon)
+            // Gone with its work.
+            threads.first().join(5000)
+            assertTrue(!threads.first().isAlive)
+        }
+    }
+
+    @Test
     fun `the background frees and the foreground restores`() = test {
         Pannier().use { pannier ->
             val model = pannier.load(smol, small)
