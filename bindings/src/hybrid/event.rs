@@ -79,6 +79,8 @@ pub enum DecisionReason {
     Confident,
     /// The draft is not good enough.
     Unsure,
+    /// The draft is not good enough, but the cloud's answer is not expected to be better.
+    NoGain,
     /// The device was too slow.
     Slow,
     /// The device failed.
@@ -122,6 +124,7 @@ impl From<&inner::Reason> for DecisionReason {
             R::MemoryPressure => Self::MemoryPressure,
             R::Confident => Self::Confident,
             R::Unsure => Self::Unsure,
+            R::NoGain { .. } => Self::NoGain,
             R::Slow { .. } => Self::Slow,
             R::EdgeFailed { .. } => Self::EdgeFailed,
             R::CloudFailed { .. } => Self::CloudFailed,

@@ -28,6 +28,9 @@ pub struct EdgeFirstSettings {
     /// Below this probability of being right, the cloud is asked.
     #[uniffi(default = 0.7)]
     pub min_confidence: f64,
+    /// Where the calibration also knows the cloud: only what that is likelier to get right by this much is handed over.
+    #[uniffi(default = 0.0)]
+    pub min_gain: f64,
     /// The first look at an answer comes after this many tokens.
     #[uniffi(default = 50)]
     pub check_after_tokens: u32,
@@ -73,6 +76,7 @@ impl From<HandOffPolicy> for inner::HybridPolicy {
                 check_sentences: s.check_sentences,
                 hysteresis: s.hysteresis,
                 p_true: s.p_true,
+                min_gain: s.min_gain,
                 style: match s.style {
                     HandOffStyle::Replace => inner::HandOffStyle::Replace,
                     HandOffStyle::Continue => inner::HandOffStyle::Continue,

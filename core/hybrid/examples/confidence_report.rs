@@ -9,8 +9,8 @@ use std::io::BufReader;
 use std::path::Path;
 
 use pannier_hybrid::confidence::{
-    Calibration, Features, HandOffPoint, ModelIdentity, PROMPT_FEATURES, auroc, equal_mass_calibration_error,
-    expected_calibration_error, hand_off_curve, share_needed,
+    Calibration, Features, HandOffPoint, Logistic, ModelIdentity, PROMPT_FEATURES, auroc,
+    equal_mass_calibration_error, expected_calibration_error, hand_off_curve, share_needed,
 };
 use pannier_hybrid::eval::{self, Question, Record, Task, fit_and_judge};
 
@@ -100,7 +100,7 @@ fn main() -> Result<(), Failure> {
     match (find(&all, EDGE), find(&all, CLOUD)) {
         (Some(edge), Some(cloud)) => {
             let half = halves.get(edge).ok_or("no calibration of the edge")?;
-            hand_off(&all[edge], half, &all[cloud]);
+            hand_off(&all[edge], half, &all[cloud])?;
         }
         _ => println!("\nThe answers of {EDGE} and {CLOUD} are not both there: no curve."),
     }
@@ -201,8 +201,17 @@ fn reliability(a: &Answers, halves: &[Calibration], all: &[Answers]) {
     }
 }
 
-fn hand_off(edge: &Answers, half: &Calibration, cloud: &Answers) {
+fn hand_off(edge: &Answers, half: &Calibration, cloud: &Answers) -> Result<(), Failure> {
     let both = edge.records.len().min(cloud.records.len());
+    // Whether the cloud would be right, from what the edge knows; fitted on the fitting half, as all else.
+    let cloud_right: Vec<(Features, bool)> = edge
+        .features
+        .iter()
+        .zip(&cloud.features)
+        .step_by(2)
+        .map(|((f, _), (_, right))| (f.clone(), *right))
+        .collect();
+    let cloud_right = Logistic::fit_tuned(&cloud_right)?;
     let curve = |score: &dyn Fn(&Features) -> f64| -> Vec<HandOffPoint> {
         let odd = (1..both).step_by(2);
         let questions: Vec<(f64, bool, bool)> = odd
@@ -216,7 +225,8 @@ fn hand_off(edge: &Answers, half: &Calibration, cloud: &Answers) {
     let ours = curve(&|f| half.probability(f));
     let plain = curve(&|f| half.probability(&f.without_p_true()));
     let entropy = curve(&|f| f.entropy_rule(edge.vocab));
-    let (Some(first), Some(last)) = (ours.first(), ours.last()) else { return };
+    let gain = curve(&|f| half.probability(f) - cloud_right.probability(f));
+    let (Some(first), Some(last)) = (ours.first(), ours.last()) else { return Ok(()) };
     println!("\n## Accuracy over the share handed over\n");
     println!(
         "Edge {}, cloud {}, {} questions of the judging half: {:.1}% right at the edge, {:.1}% in the cloud.\n",
@@ -226,27 +236,35 @@ fn hand_off(edge: &Answers, half: &Calibration, cloud: &Answers) {
         first.accuracy * 100.0,
         last.accuracy * 100.0
     );
-    println!("| handed over | by confidence | without P(True) | by entropy |\n| ---: | ---: | ---: | ---: |");
+    println!("| handed over | by confidence | without P(True) | by expected gain | by entropy |");
+    println!("| ---: | ---: | ---: | ---: | ---: |");
     for tenth in 0..=10 {
         let at = |c: &[HandOffPoint]| c.get(tenth * (c.len() - 1) / 10).map_or(0.0, |p| p.accuracy * 100.0);
-        println!("| {}% | {:.1}% | {:.1}% | {:.1}% |", tenth * 10, at(&ours), at(&plain), at(&entropy));
+        let cells = [&ours, &plain, &gain, &entropy].map(|c| format!("{:.1}%", at(c)));
+        println!("| {}% | {} |", tenth * 10, cells.join(" | "));
     }
     println!("\nHand-offs needed for a part of the way from the edge's accuracy to the cloud's:\n");
-    println!("| part of the way | accuracy | by confidence | without P(True) | by entropy | fewer |");
-    println!("| ---: | ---: | ---: | ---: | ---: | ---: |");
+    println!(
+        "| part of the way | accuracy | by confidence | by expected gain | by entropy | fewer, by confidence | by gain |"
+    );
+    println!("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
     for goal in GOALS {
         let accuracy = first.accuracy + goal * (last.accuracy - first.accuracy);
         let need = |c: &[HandOffPoint]| share_needed(c, accuracy);
-        if let (Some(a), Some(p), Some(e)) = (need(&ours), need(&plain), need(&entropy)) {
+        if let (Some(ours), Some(gain), Some(entropy)) = (need(&ours), need(&gain), need(&entropy)) {
+            let percent = |x: f64| format!("{:.1}%", x * 100.0);
+            let fewer = |x: f64| format!("{:.0}%", (1.0 - x / entropy) * 100.0);
             println!(
-                "| {:.0}% | {:.1}% | {:.1}% | {:.1}% | {:.1}% | {:.0}% |",
+                "| {:.0}% | {} | {} | {} | {} | {} | {} |",
                 goal * 100.0,
-                accuracy * 100.0,
-                a * 100.0,
-                p * 100.0,
-                e * 100.0,
-                (1.0 - a / e) * 100.0
+                percent(accuracy),
+                percent(ours),
+                percent(gain),
+                percent(entropy),
+                fewer(ours),
+                fewer(gain)
             );
         }
     }
+    Ok(())
 }

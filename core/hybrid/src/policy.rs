@@ -29,6 +29,9 @@ impl Default for HybridPolicy {
 pub struct EdgeFirst {
     /// Below this probability of being right, the cloud is asked.
     pub min_confidence: f64,
+    /// Where the calibration also knows how often the cloud is right ([`Calibration::gain`](crate::confidence::Calibration::gain)): only
+    /// what the cloud is likelier to get right by at least this much is handed over. With `min_confidence` 1 the gain decides alone.
+    pub min_gain: f64,
     /// The first look at an answer comes after this many tokens.
     pub check_after_tokens: usize,
     /// If the device has shown nothing and passed no check by then, the cloud is asked.
@@ -49,6 +52,7 @@ impl Default for EdgeFirst {
     fn default() -> Self {
         Self {
             min_confidence: 0.7,
+            min_gain: 0.0,
             check_after_tokens: 50,
             max_edge_latency: None,
             hold_until_checked: true,
@@ -245,6 +249,13 @@ pub enum Reason {
     Confident,
     /// The draft is not good enough.
     Unsure,
+    /// The draft is not good enough, but the cloud's answer is not expected to be better.
+    NoGain {
+        /// How much likelier the cloud is to be right.
+        gain: f64,
+        /// The least that is worth it.
+        min: f64,
+    },
     /// The device was too slow.
     Slow {
         /// The most it was given.
@@ -354,6 +365,9 @@ impl fmt::Display for Reason {
             Self::MemoryPressure => f.write_str("memory pressure"),
             Self::Confident => f.write_str("sure enough"),
             Self::Unsure => f.write_str("not sure enough"),
+            Self::NoGain { gain, min } => {
+                write!(f, "not sure enough, but the cloud gains {gain:.2}, not {min:.2}")
+            }
             Self::Slow { limit } => write!(f, "nothing to show after {:.1} s", limit.as_secs_f64()),
             Self::EdgeFailed { error } => write!(f, "the device failed: {error}"),
             Self::CloudFailed { error } => write!(f, "{error}"),

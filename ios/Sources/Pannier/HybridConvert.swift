@@ -23,7 +23,7 @@ extension EdgeFirst {
             case .verify: .verify
             }
         return EdgeFirstSettings(
-            minConfidence: minConfidence, checkAfterTokens: UInt32(clamping: checkAfterTokens),
+            minConfidence: minConfidence, minGain: minGain, checkAfterTokens: UInt32(clamping: checkAfterTokens),
             maxEdgeLatencyMs: maxEdgeLatency?.milliseconds, holdUntilChecked: holdUntilChecked, checkSentences: checkSentences,
             hysteresis: hysteresis, pTrue: askItself, style: style)
     }
@@ -167,6 +167,7 @@ extension HandOffReason {
         case .memoryPressure: self = .memoryPressure
         case .confident: self = .confident
         case .unsure: self = .unsure
+        case .noGain: self = .noGain
         case .slow: self = .slow
         case .edgeFailed: self = .edgeFailed
         case .cloudFailed: self = .cloudFailed

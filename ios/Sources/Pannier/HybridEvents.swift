@@ -75,6 +75,8 @@ public enum HandOffReason: Sendable, Hashable {
     case confident
     /// The draft is not good enough.
     case unsure
+    /// The draft is not good enough, but the cloud's answer is not expected to be better.
+    case noGain
     /// The device was too slow.
     case slow
     /// The device failed.

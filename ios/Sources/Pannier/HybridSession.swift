@@ -113,11 +113,14 @@ public struct EdgeFirst: Sendable, Hashable {
     public var askItself: Bool
     /// What the cloud does with the draft.
     public var style: HandOffStyle
+    /// Where the model's calibration also knows the cloud: only what that is likelier to get right by this much is handed over.
+    public var minGain: Double
 
     /// The engine's defaults where nothing is given.
     public init(
         minConfidence: Double = 0.7, checkAfterTokens: Int = 50, maxEdgeLatency: TimeInterval? = nil, holdUntilChecked: Bool = true,
-        checkSentences: Bool = true, hysteresis: Double = 0.1, askItself: Bool = false, style: HandOffStyle = .replace
+        checkSentences: Bool = true, hysteresis: Double = 0.1, askItself: Bool = false, style: HandOffStyle = .replace,
+        minGain: Double = 0
     ) {
         self.minConfidence = minConfidence
         self.checkAfterTokens = checkAfterTokens
@@ -127,6 +130,7 @@ public struct EdgeFirst: Sendable, Hashable {
         self.hysteresis = hysteresis
         self.askItself = askItself
         self.style = style
+        self.minGain = minGain
     }
 }
 

@@ -40,6 +40,11 @@ pub struct CloudArgs {
     #[arg(long, value_name = "C", default_value_t = 0.7, value_parser = probability)]
     min_confidence: f64,
 
+    /// If the model's calibration knows the cloud (`fit-confidence --cloud-answers`): hand over only what the cloud is likelier to get
+    /// right by this much. With `--min-confidence 1` this alone decides.
+    #[arg(long, value_name = "G", default_value_t = 0.0, value_parser = probability)]
+    min_gain: f64,
+
     /// Who answers.
     #[arg(long, value_enum, default_value_t = PolicyArg::EdgeFirst, requires = "cloud_url")]
     policy: PolicyArg,
@@ -112,6 +117,7 @@ impl CloudArgs {
             PolicyArg::CloudOnly => HybridPolicy::CloudOnly,
             PolicyArg::EdgeFirst => HybridPolicy::EdgeFirst(EdgeFirst {
                 min_confidence: self.min_confidence,
+                min_gain: self.min_gain,
                 check_after_tokens: self.check_after,
                 max_edge_latency: self.max_edge_latency_ms.map(Duration::from_millis),
                 p_true: self.p_true,

@@ -1,12 +1,13 @@
 //! `pannier fit-confidence`: from answers whose rightness is known to probabilities that mean what they say.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::BufReader;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use pannier_hybrid::confidence::{Features, FitReport, ModelIdentity, calibration_path};
+use pannier_hybrid::confidence::{Features, FitReport, Logistic, ModelIdentity, calibration_path};
 use pannier_hybrid::eval::{
     self, AnswerOptions, Label, Labelled, Question, Record, answer_all, fit_and_judge, read_labels,
     read_records, score_answers, write_record,
@@ -25,6 +26,7 @@ Examples:
   pannier fit-confidence -m smollm2                         on generated questions: sums, words, recall, programs, facts
   pannier fit-confidence -m model.gguf --file labels.jsonl  on your own, which is better
   pannier fit-confidence -m model.gguf --keep answers.jsonl --questions 1200    goes on where it was interrupted
+  pannier fit-confidence -m edge.gguf --cloud-answers cloud.jsonl    with what the cloud's model answered (its own --keep)
 
 A line of --file is {\"prompt\": …, \"expected\": \"42|forty-two\"}, and the model answers; or {\"prompt\": …, \"answer\": …, \"right\": true} with an
 answer that this model gave. At least 20 right and 20 wrong answers are needed, some hundreds are good. Half of them are fitted on
@@ -50,6 +52,11 @@ pub struct FitArgs {
     /// Keep the model's answers in this file, and go on where it ends.
     #[arg(long, value_name = "PATH")]
     keep: Option<PathBuf>,
+
+    /// Answers of the cloud's model to the same generated questions (its `--keep`): then also fits how often the cloud is right, so that
+    /// only what it is likelier to get right is handed over.
+    #[arg(long, value_name = "PATH", conflicts_with = "file")]
+    cloud_answers: Option<PathBuf>,
 
     /// Do not ask the model about its answers: faster, and P(True) cannot be used later.
     #[arg(long)]
@@ -91,10 +98,26 @@ pub fn run(args: &FitArgs, out: &mut Output) -> Result<()> {
             bar.finish_and_clear();
         }
     }
-    answers.extend(ask(args, labels.as_deref(), &loaded)?);
+    let asked = ask(args, labels.as_deref(), &loaded)?;
+    let places: Vec<usize> = asked.iter().map(|(id, ..)| *id).collect();
+    answers.extend(asked.into_iter().map(|(_, features, right)| (features, right)));
     let judged = fit_and_judge(&answers, &model).map_err(|e| CliError::failed(e.to_string()))?;
+    let mut calibration = judged.calibration;
+    let mut cloud = None;
+    if let Some(path) = &args.cloud_answers {
+        // There are no labelled answers then: all of them are to generated questions.
+        let rights: BTreeMap<usize, bool> = kept(path)?.iter().map(|r| (r.id, r.right)).collect();
+        let known: Vec<(Features, bool)> = answers
+            .iter()
+            .zip(&places)
+            .filter_map(|((f, _), id)| Some((f.without_p_true(), *rights.get(id)?)))
+            .collect();
+        let fit = Logistic::fit_tuned(&known).map_err(|e| CliError::failed(e.to_string()))?;
+        calibration = calibration.with_cloud(fit);
+        cloud = Some(known.len());
+    }
     let path = args.output.clone().unwrap_or_else(|| calibration_path(loaded.file()));
-    judged.calibration.save(&path).map_err(|e| CliError::failed(e.to_string()))?;
+    calibration.save(&path).map_err(|e| CliError::failed(e.to_string()))?;
     let r = judged.report;
     out.line(&format!(
         "{} answers, {:.0}% right. On the half that was not fitted on:\n\
@@ -111,6 +134,9 @@ pub fn run(args: &FitArgs, out: &mut Output) -> Result<()> {
         r.entropy_auroc,
         path.display()
     ))?;
+    if let Some(cloud) = cloud {
+        out.line(&format!("Knows the cloud from {cloud} answers: see --min-gain of `pannier chat`."))?;
+    }
     out.object(&Report { path: path.display().to_string(), answers: answers.len(), report: r })
 }
 
@@ -119,8 +145,14 @@ fn labels(path: &Path) -> Result<Vec<Labelled>> {
     read_labels(BufReader::new(file)).map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
 }
 
-/// The features of the questions that the model is to answer, and whether it was right.
-fn ask(args: &FitArgs, labels: Option<&[Labelled]>, loaded: &Loaded) -> Result<Vec<(Features, bool)>> {
+/// Answers that were kept.
+fn kept(path: &Path) -> Result<Vec<Record>> {
+    let file = File::open(path).map_err(|e| CliError::io("open", path, &e))?;
+    read_records(BufReader::new(file)).map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
+}
+
+/// Places and features of the questions that the model is to answer, and whether it was right.
+fn ask(args: &FitArgs, labels: Option<&[Labelled]>, loaded: &Loaded) -> Result<Vec<(usize, Features, bool)>> {
     let questions: Vec<Question> = match labels {
         Some(labels) => labels.iter().enumerate().filter_map(|(id, l)| l.question(id)).collect(),
         None => eval::questions(args.questions as usize, args.seed),
@@ -138,11 +170,7 @@ fn ask(args: &FitArgs, labels: Option<&[Labelled]>, loaded: &Loaded) -> Result<V
         stop: if labels.is_some() { Vec::new() } else { defaults.stop },
     };
     let mut records = match &args.keep {
-        Some(path) if path.exists() => {
-            let file = File::open(path).map_err(|e| CliError::io("open", path, &e))?;
-            read_records(BufReader::new(file))
-                .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?
-        }
+        Some(path) if path.exists() => kept(path)?,
         _ => Vec::new(),
     };
     let left = questions.get(records.len()..).unwrap_or_default();
@@ -183,6 +211,6 @@ fn ask(args: &FitArgs, labels: Option<&[Labelled]>, loaded: &Loaded) -> Result<V
     if let Some(error) = failed {
         return Err(error);
     }
-    let features = |(r, q): (&Record, &Question)| Some((r.observed(&q.prompt).features()?, r.right));
+    let features = |(r, q): (&Record, &Question)| Some((q.id, r.observed(&q.prompt).features()?, r.right));
     Ok(records.iter().zip(&questions).filter_map(features).collect())
 }

@@ -53,6 +53,8 @@ pub struct Calibration {
     origin: CalibrationOrigin,
     plain: Logistic,
     asked: Option<Logistic>,
+    /// That the cloud would be right, from what the device knows.
+    cloud: Option<Logistic>,
     model: Option<ModelIdentity>,
     /// How many answers it was fitted on, and how it did on others.
     pub report: Option<FitReport>,
@@ -121,6 +123,8 @@ struct Stored {
     features: Vec<String>,
     plain: StoredWeights,
     asked: Option<StoredWeights>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cloud: Option<StoredWeights>,
     report: Option<FitReport>,
 }
 
@@ -177,7 +181,9 @@ impl Stored {
             return Err("fitted on other features: run `pannier fit-confidence` again".into());
         }
         let asked = self.asked.as_ref().map(StoredWeights::read).transpose()?;
-        Ok(Calibration::fitted(self.plain.read()?, asked, self.model, self.report))
+        let cloud = self.cloud.as_ref().map(StoredWeights::read).transpose()?;
+        let fitted = Calibration::fitted(self.plain.read()?, asked, self.model, self.report);
+        Ok(Calibration { cloud, ..fitted })
     }
 }
 
@@ -198,7 +204,13 @@ impl Calibration {
         model: ModelIdentity,
         report: Option<FitReport>,
     ) -> Self {
-        Self { origin: CalibrationOrigin::Fitted, plain, asked, model: Some(model), report }
+        Self { origin: CalibrationOrigin::Fitted, plain, asked, cloud: None, model: Some(model), report }
+    }
+
+    /// With what the cloud is worth: a fit of the same features to whether the cloud's answer was right.
+    #[must_use]
+    pub fn with_cloud(self, cloud: Logistic) -> Self {
+        Self { cloud: Some(cloud), ..self }
     }
 
     /// The one that comes with the library for this model file, if there is one.
@@ -228,6 +240,17 @@ impl Calibration {
             Some(asked) if features.knows_p_true() => asked.probability(features),
             _ => self.plain.probability(&features.without_p_true()),
         }
+    }
+
+    /// How much likelier the cloud is to be right than an answer with these features; below 0 if the device is likelier. `None`
+    /// if no answers of a cloud were fitted on.
+    ///
+    /// An unsure answer is worth handing over only if the cloud knows better. Both can be unsure of the same questions; a rule that sees
+    /// the device alone pays for these first.
+    #[must_use]
+    pub fn gain(&self, features: &Features) -> Option<f64> {
+        let cloud = self.cloud.as_ref()?;
+        Some(cloud.probability(&features.without_p_true()) - self.probability(features))
     }
 
     /// The calibration of a model file: the one beside it, else the one that comes with the library, else the default.
@@ -286,6 +309,7 @@ impl Calibration {
             features: FEATURES.iter().map(|n| (*n).to_owned()).collect(),
             plain: (&self.plain).into(),
             asked: self.asked.as_ref().map(Into::into),
+            cloud: self.cloud.as_ref().map(Into::into),
             report: self.report,
         };
         let text = serde_json::to_string_pretty(&stored).map_err(|e| io("write", e.into()))?;
@@ -306,6 +330,7 @@ impl Default for Calibration {
             plain: super::pooled::logistic(),
             // Not asked is as good as undecided.
             asked: Some(super::pooled::logistic()),
+            cloud: None,
             model: None,
             report: None,
         }
@@ -380,6 +405,24 @@ mod tests {
         }
         std::fs::write(&path, vec![b' '; 70_000]).unwrap();
         assert!(matches!(Calibration::load(&path, &wanted), Err(CalibrationError::Malformed { .. })));
+    }
+
+    #[test]
+    fn what_a_cloud_gains_is_stored_and_has_a_sign() {
+        let mut seen = Observed::answer_to("What is it?");
+        seen.push(TokenScore { id: 0, kind: TokenKind::Word, logprob: -0.1, margin: 0.5, entropy: 1.0 });
+        let features = seen.features().unwrap();
+        let weights = |bias| Logistic { mean: [0.0; N], scale: [1.0; N], weights: [0.0; N], bias };
+        let model = ModelIdentity { file: "m.gguf".into(), bytes: 1 };
+        let plain = Calibration::fitted(weights(0.0), None, model.clone(), None);
+        assert_eq!(plain.gain(&features), None);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.json");
+        for (bias, sign) in [(2.0, 1.0), (-2.0, -1.0)] {
+            plain.clone().with_cloud(weights(bias)).save(&path).unwrap();
+            let gain = Calibration::load(&path, &model).unwrap().gain(&features).unwrap();
+            assert!((gain - sign * 0.380_797).abs() < 1e-5, "{gain}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use pannier::model::Forward;
 use pannier::session::{ChatMessage, ChatOptions, FinishReason, GenerationOptions, Model, Role};
+use pannier::speculate::Speculation;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -107,8 +108,12 @@ pub fn answer_all<F: Forward>(
     }
     for question in questions {
         chat.set_history(beginning.clone())?;
-        let generation =
-            GenerationOptions { stop: options.stop.clone(), ..GenerationOptions::greedy(options.max_tokens) };
+        // Answers quote their questions; guesses change no bit of them.
+        let generation = GenerationOptions {
+            stop: options.stop.clone(),
+            speculation: Speculation::Auto,
+            ..GenerationOptions::greedy(options.max_tokens)
+        };
         let completion = chat.send(&question.prompt, generation, &mut |_| ControlFlow::Continue(()))?;
         let p_true = if options.p_true { crate::confidence::p_true(&chat)? } else { None };
         let round = |x: f32| (x * 1e4).round() / 1e4;

@@ -15,6 +15,7 @@ mod call;
 mod edge;
 mod finish;
 mod out;
+mod score;
 mod turn;
 mod verify;
 mod watchdog;

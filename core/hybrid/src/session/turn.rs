@@ -8,6 +8,7 @@ use pannier::session::{ChatMessage, Completion, GenerationEvent, SessionError};
 use super::call::Asked;
 use super::finish::Finished;
 use super::out::Out;
+use super::score::Score;
 use super::watchdog::Watchdog;
 use super::{HybridParts, HybridSession, TurnOptions, verify};
 use crate::cloud::{CloudError, CloudFinish, CloudRequest};
@@ -252,7 +253,7 @@ impl<'a> Turn<'a> {
         };
         let confidence = verdict.confidence;
         let tokens = draft.seen.len();
-        let score = Some(Score { value: Some(confidence), bar, tokens });
+        let score = Some(Score { value: Some(confidence), bar, gain: None, tokens });
         match verdict.corrected {
             Some(text) if confidence < bar => {
                 self.decide(out, DecisionPoint::End, Route::Cloud, Reason::Corrected { confidence }, score);
@@ -290,13 +291,13 @@ impl<'a> Turn<'a> {
                 Err(pannier::Error::Cancelled) if late && !out.stopped() => {
                     self.reset_history();
                     let limit = limit.unwrap_or_default();
-                    let score = self.score(&draft.seen, 0.0);
+                    let score = Score { value: None, bar: 0.0, gain: None, tokens: draft.seen.len() };
                     self.decide(
                         out,
                         DecisionPoint::FirstCheck,
                         Route::Cloud,
                         Reason::Slow { limit },
-                        Some(Score { value: None, ..score }),
+                        Some(score),
                     );
                     match self.replace(out, "") {
                         Asked::Answered(finish) => {
@@ -409,7 +410,7 @@ impl<'a> Turn<'a> {
         let Some(edge_first) = self.edge_first().filter(|_| !draft.settled) else { return };
         let verifies = edge_first.style == HandOffStyle::Verify;
         if !draft.checked && draft.seen.len() >= edge_first.check_after_tokens && !verifies {
-            let score = self.score(&draft.seen, edge_first.min_confidence);
+            let score = self.score(&draft.seen, edge_first, edge_first.min_confidence);
             if watchdog.is_some_and(|w| !w.disarm()) {
                 return;
             }
@@ -417,7 +418,7 @@ impl<'a> Turn<'a> {
                 self.decide(out, DecisionPoint::FirstCheck, Route::Cloud, Reason::Unsure, Some(score));
                 self.hand_over(out, draft, edge_first);
             } else {
-                self.decide(out, DecisionPoint::FirstCheck, Route::Edge, Reason::Confident, Some(score));
+                self.decide(out, DecisionPoint::FirstCheck, Route::Edge, score.kept(), Some(score));
                 draft.checked = true;
                 let confidence = self.probability(&draft.sentence);
                 self.show(out, draft, confidence);
@@ -430,7 +431,7 @@ impl<'a> Turn<'a> {
             && let Some(sentence) = sentence
         {
             let bar = edge_first.min_confidence - edge_first.hysteresis;
-            let score = self.score(&draft.seen, bar);
+            let score = self.score(&draft.seen, edge_first, bar);
             // Both must be low: one odd sentence in a sure answer is no reason, nor is an old weakness.
             if score.low() && sentence.is_some_and(|p| p < bar) {
                 draft.low += 1;
@@ -441,7 +442,7 @@ impl<'a> Turn<'a> {
                 self.decide(out, DecisionPoint::Sentence, Route::Cloud, Reason::Unsure, Some(score));
                 self.hand_over(out, draft, edge_first);
             } else {
-                self.decide(out, DecisionPoint::Sentence, Route::Edge, Reason::Confident, Some(score));
+                self.decide(out, DecisionPoint::Sentence, Route::Edge, score.kept(), Some(score));
             }
         }
     }
@@ -509,7 +510,7 @@ impl<'a> Turn<'a> {
         let value = self.probability(&draft.seen);
         if let Some(edge_first) = edge_first {
             let bar = edge_first.min_confidence - if draft.checked { edge_first.hysteresis } else { 0.0 };
-            let score = self.score(&draft.seen, bar);
+            let score = self.score(&draft.seen, edge_first, bar);
             if score.low() {
                 self.decide(out, DecisionPoint::End, Route::Cloud, Reason::Unsure, Some(score));
                 if edge_first.style == HandOffStyle::Verify {
@@ -529,7 +530,7 @@ impl<'a> Turn<'a> {
                     return Ok(self.handed(handed, Some(completion)));
                 }
             } else {
-                self.decide(out, DecisionPoint::End, Route::Edge, Reason::Confident, Some(score));
+                self.decide(out, DecisionPoint::End, Route::Edge, score.kept(), Some(score));
             }
         }
         self.show(out, &draft, self.probability(&draft.sentence).or(value));
@@ -557,23 +558,10 @@ impl<'a> Turn<'a> {
         Confidence { value, origin: self.parts.calibration.origin() }
     }
 
-    fn score(&self, seen: &Observed, bar: f64) -> Score {
-        Score { value: self.probability(seen), bar, tokens: seen.len() }
-    }
-}
-
-/// A probability and what it is compared with.
-#[derive(Clone, Copy)]
-struct Score {
-    value: Option<f64>,
-    bar: f64,
-    tokens: usize,
-}
-
-impl Score {
-    /// An answer without a token is as unsure as it gets.
-    fn low(&self) -> bool {
-        self.value.is_none_or(|v| v < self.bar)
+    fn score(&self, seen: &Observed, edge_first: &EdgeFirst, bar: f64) -> Score {
+        let gain = seen.features().and_then(|f| self.parts.calibration.gain(&f));
+        let gain = gain.map(|gain| (gain, edge_first.min_gain));
+        Score { value: self.probability(seen), bar, gain, tokens: seen.len() }
     }
 }
 

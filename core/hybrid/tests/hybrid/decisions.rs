@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pannier_hybrid::policy::{AdmissionRules, Blocked, DecisionPoint, DeviceProbe, DeviceState};
+use pannier_hybrid::confidence::{
+    Calibration, Features, FitOptions, Logistic, Observed, TokenKind, TokenScore,
+};
+use pannier_hybrid::policy::{AdmissionRules, Blocked, Decision, DecisionPoint, DeviceProbe, DeviceState};
 use pannier_hybrid::{
     CloudError, CloudGate, CloudLimits, CloudSetup, EdgeFirst, HybridError, HybridParts, HybridPolicy,
     HybridSession, Reason, Route, Source, TurnOptions,
@@ -62,6 +65,40 @@ fn an_unsure_device_hands_over_before_anything_is_shown() {
     );
     assert_eq!((completion.usage.prompt_tokens, completion.usage.completion_tokens), (10, 5));
     assert!(completion.confidence.unwrap().value < 0.5);
+}
+
+/// A calibration that knows a cloud that is right so often, whatever is asked.
+fn knowing_a_cloud(right_of_ten: usize) -> Calibration {
+    let answers: Vec<(Features, bool)> = (0..400usize)
+        .map(|i| {
+            let mut seen = Observed::answer_to("What is it?");
+            let logprob = -((i % 7) as f32) / 2.0;
+            seen.push(TokenScore { id: 1, kind: TokenKind::Word, logprob, margin: 0.5, entropy: 1.0 });
+            (seen.features().unwrap(), i * 7 % 10 < right_of_ten)
+        })
+        .collect();
+    let options = FitOptions { ridge: 20.0, ..FitOptions::default() };
+    Calibration::default().with_cloud(Logistic::fit(&answers, options).unwrap())
+}
+
+#[test]
+fn what_the_cloud_knows_no_better_is_not_handed_over() {
+    for (right, source) in [(9, Source::Cloud), (1, Source::Device)] {
+        let cloud = ScriptedCloud::saying(&["It is ", "blue."]);
+        let calibration = knowing_a_cloud(right);
+        let HybridPolicy::EdgeFirst(e) = edge_first() else { unreachable!() };
+        let policy = HybridPolicy::EdgeFirst(EdgeFirst { min_gain: 0.3, ..e });
+        let cloud_setup = Some(setup(cloud.clone()));
+        let parts = HybridParts { policy, cloud: cloud_setup, calibration, ..HybridParts::default() };
+        let session = HybridSession::new(Arc::new(unsure()), parts);
+        let (view, outcome) = turn(&session, TurnOptions::default());
+        let completion = outcome.unwrap();
+        assert_eq!(completion.source, source, "{:?}", view.reasons());
+        let no_gain = |d: &&Decision| matches!(d.reason, Reason::NoGain { gain, min } if gain < min);
+        let kept = view.decisions.iter().filter(no_gain).filter(|d| d.route == Route::Edge).count();
+        // At the first look and at the end.
+        assert_eq!((cloud.asked(), kept), if right == 9 { (1, 0) } else { (0, 2) }, "{:?}", view.reasons());
+    }
 }
 
 #[test]

@@ -127,6 +127,8 @@ public sealed interface HybridPolicy {
      * @property hysteresis an answer that passed is given up only when its score falls this far below, twice in a row.
      * @property askItself at the end, also ask the model whether it is right: one short prefill.
      * @property style what the cloud does with the draft.
+     * @property minGain where the model's calibration also knows the cloud: only what that is likelier to get right by this much is
+     *   handed over.
      */
     public data class EdgeFirst @JvmOverloads constructor(
         public val minConfidence: Double = 0.7,
@@ -137,6 +139,7 @@ public sealed interface HybridPolicy {
         public val hysteresis: Double = 0.1,
         public val askItself: Boolean = false,
         public val style: HandOffStyle = HandOffStyle.Replace,
+        public val minGain: Double = 0.0,
     ) : HybridPolicy
 
     /** The cloud answers; the device does when the cloud cannot. */

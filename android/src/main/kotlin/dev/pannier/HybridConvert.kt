@@ -22,6 +22,7 @@ internal fun HybridPolicy.toFfi(): HandOffPolicy = when (this) {
     is HybridPolicy.EdgeFirst -> HandOffPolicy.EdgeFirst(
         EdgeFirstSettings(
             minConfidence = minConfidence,
+            minGain = minGain,
             checkAfterTokens = checkAfterTokens.coerceAtLeast(0).toUInt(),
             maxEdgeLatencyMs = maxEdgeLatency?.inWholeMilliseconds?.coerceAtLeast(0)?.toULong(),
             holdUntilChecked = holdUntilChecked,

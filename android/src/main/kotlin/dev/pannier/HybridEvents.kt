@@ -106,6 +106,9 @@ public enum class HandOffReason {
     /** The draft is not good enough. */
     Unsure,
 
+    /** The draft is not good enough, but the cloud's answer is not expected to be better. */
+    NoGain,
+
     /** The device was too slow. */
     Slow,
 
