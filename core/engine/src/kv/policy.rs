@@ -3,6 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// A position is as warm as the warmest among it, so many before it and so many after it. What attention looks at is often the name of a
+/// thing; what is wanted of it stands behind (compare the pooling of SnapKV, arXiv:2404.14469).
+const BEHIND: usize = 6;
+/// See [`BEHIND`].
+const AHEAD: usize = 2;
+
 /// Which positions stay when memory is short. Nothing is forgotten unless the app asks for it or configured it
 /// ([`EvictWhen`]); what stays keeps its original position, and every eviction is told.
 ///
@@ -24,8 +30,8 @@ pub enum KvPolicy {
         /// How many of the last.
         recent: usize,
     },
-    /// Sinks, the last so many, and of the rest those that got most attention (arXiv:2306.14048): per layer and KV head, summed over the
-    /// query heads that share it, divided by how many queries could have looked.
+    /// Sinks, the last so many, and of the rest those that got most attention (arXiv:2306.14048) with those around them: per layer and KV
+    /// head, summed over the query heads that share it, divided by how many queries could have looked.
     HeavyHitters {
         /// How many of the first.
         sinks: usize,
@@ -70,9 +76,11 @@ impl KvPolicy {
         let sinks = sinks.min(slots);
         let tail = slots.saturating_sub(recent).max(sinks);
         out.extend((0..sinks as u32).chain(tail as u32..slots as u32));
-        let between = heat.get(sinks..tail).unwrap_or(&[]);
-        let mut ranked: Vec<(f32, u32)> =
-            between.iter().enumerate().map(|(i, &heat)| (heat, (sinks + i) as u32)).collect();
+        let warmest = |slot: usize| {
+            let near = heat.get(slot.saturating_sub(BEHIND)..(slot + AHEAD + 1).min(slots)).unwrap_or(&[]);
+            near.iter().copied().fold(0.0, f32::max)
+        };
+        let mut ranked: Vec<(f32, u32)> = (sinks..tail).map(|slot| (warmest(slot), slot as u32)).collect();
         let top = top.min(ranked.len());
         // Of equals the later: it has had less time.
         let hotter = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1));
@@ -141,12 +149,26 @@ mod tests {
         assert_eq!(chosen(KvPolicy::KeepAll, &heat), (0..9).collect::<Vec<_>>());
         assert_eq!(chosen(KvPolicy::Window { recent: 2 }, &heat), [7, 8]);
         assert_eq!(chosen(KvPolicy::Sinks { sinks: 1, recent: 2 }, &heat), [0, 7, 8]);
+        // All between the first and the last two are near the 9; of equals the later.
         let heavy = KvPolicy::HeavyHitters { sinks: 1, recent: 2, top: 3 };
-        assert_eq!(chosen(heavy, &heat), [0, 2, 4, 5, 7, 8]);
+        assert_eq!(chosen(heavy, &heat), [0, 4, 5, 6, 7, 8]);
         // Never more than there are, each once.
         for n in 0..9 {
             assert_eq!(chosen(heavy, &heat[..n]).len(), n.min(6));
         }
+    }
+
+    #[test]
+    fn what_stands_behind_something_hot_stays_with_it() {
+        let mut heat = [0.0; 60];
+        heat[20] = 1.0;
+        heat[40] = 2.0;
+        let heavy = |top| KvPolicy::HeavyHitters { sinks: 1, recent: 1, top };
+        let around = |hot: u32| hot - AHEAD as u32..=hot + BEHIND as u32;
+        let all: Vec<u32> = [0].into_iter().chain(around(20)).chain(around(40)).chain([59]).collect();
+        assert_eq!(chosen(heavy(2 * (BEHIND + AHEAD + 1)), &heat), all);
+        let hotter: Vec<u32> = [0].into_iter().chain(around(40)).chain([59]).collect();
+        assert_eq!(chosen(heavy(BEHIND + AHEAD + 1), &heat), hotter);
     }
 
     #[test]
