@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 const VOCAB: u64 = 320;
-const LAYERS: u64 = 3;
+const LAYERS: u64 = 5;
 const EMBD: u64 = 256;
 const FFN: u64 = 1024;
 const EXPERTS: u64 = 4;
@@ -250,7 +250,8 @@ fn the_full_view_is_q5_k_and_the_low_view_is_near() {
         let low = logits(&mut runner(&f.nested, View::Low));
         let exact = logits(&mut runner(&f.input, View::Full));
         let (near, far) = (distance(&full, &exact), distance(&low, &exact));
-        assert!(near < far / 3.0 && far < 0.5, "full {near}, low {far}");
+        // Random weights carry no redundancy: each layer adds its error to those before.
+        assert!(2.0 * near < far && far < 1.0, "full {near}, low {far}");
         // Switching is the same as loading.
         let mut both = runner(&f.nested, View::Full);
         both.set_view(View::Low).unwrap();
@@ -312,7 +313,7 @@ fn the_low_view_reads_only_its_own_bytes() {
         assert_eq!(logits(&mut runner(&without, View::Low)), want);
         // Streamed and pinned: no read reaches them.
         let all = residency(&f.nested, View::Low, Some(u64::MAX / 2)).pinned_bytes;
-        let budgets = if experts { vec![1 << 40] } else { vec![1 << 40, all * 6 / 10] };
+        let budgets = if experts { vec![1 << 40] } else { vec![1 << 40, all * 7 / 10] };
         for budget in budgets {
             let plan = residency(&f.nested, View::Low, Some(budget));
             let source = Arc::new(Watched {
@@ -338,12 +339,12 @@ fn views_alternate_wherever_the_weights_are() {
         let low = logits(&mut runner(&f.nested, View::Low));
         let full = logits(&mut runner(&f.nested, View::Full));
         let all = residency(&f.nested, View::Full, Some(u64::MAX / 2));
-        let some = if experts { all.pinned_bytes + 5 * all.slot_bytes } else { all.pinned_bytes * 6 / 10 };
+        let some = if experts { all.pinned_bytes + 9 * all.slot_bytes } else { all.pinned_bytes * 7 / 10 };
         for budget in [None, Some(u64::MAX / 2), Some(some)] {
             let plan = residency(&f.nested, View::Full, budget);
             let streamed = plan.streamed_bytes;
             let mut runner = runner_with(&f.nested, View::Full, plan, &StreamOptions::default());
-            let mut read = |view: View, runner: &mut Runner| {
+            let read = |view: View, runner: &mut Runner| {
                 let before = runner.model().weights().flash().bytes;
                 runner.set_view(view).unwrap();
                 let got = logits(runner);
@@ -591,7 +592,12 @@ fn requests_choose_their_view() {
 fn a_budget_between_the_views_fits_the_low_one() {
     let f = fixture(false);
     let plan = |view, budget| {
-        let wish = pannier::plan::PlanWish { budget: Some(budget), threads: 1, ..Default::default() };
+        let wish = pannier::plan::PlanWish {
+            budget: Some(budget),
+            chunk: Some(16),
+            threads: 1,
+            ..Default::default()
+        };
         let options = ModelOptions { context: Some(64), view };
         pannier::plan::prepare(&Arc::new(Gguf::open(&f.nested).unwrap()), &options, &wish).unwrap().1
     };
@@ -619,6 +625,7 @@ fn loaded_models_say_what_they_have() {
         assert!(runner.has_view(View::Low));
         assert_eq!(runner.has_view(View::Full), view == View::Full);
     }
-    let note = &load(&f.nested, WeightPrecision::Low).info().notes;
-    assert!(note.iter().any(|note| note.contains("low view")), "{note:?}");
+    let model = load(&f.nested, WeightPrecision::Low);
+    let notes = &model.info().notes;
+    assert!(notes.iter().any(|note| note.contains("low view")), "{notes:?}");
 }
