@@ -66,3 +66,48 @@ pub(super) fn nested(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{NESTED, encoder};
+    use pannier_gguf::GgmlType;
+    use pannier_kernels::{format, nested_formats};
+
+    /// Squared error of an encoding, relative to the weights.
+    fn error(x: &[f32], y: &[f32]) -> f64 {
+        let (mut error, mut energy) = (0f64, 0f64);
+        for (x, y) in x.iter().zip(y) {
+            error += f64::from(x - y).powi(2);
+            energy += f64::from(*x).powi(2);
+        }
+        error / energy
+    }
+
+    fn of_type(ty: GgmlType, x: &[f32]) -> f64 {
+        let mut bytes = vec![0; ty.row_bytes(x.len() as u64).unwrap() as usize];
+        encoder(ty).unwrap().encode_row(x, None, &mut bytes).unwrap();
+        let mut y = vec![0f32; x.len()];
+        format(ty.id()).unwrap().decode_row(&bytes, &mut y);
+        error(x, &y)
+    }
+
+    /// Both views pay for the other: the low one must not be worse than a format of its size, the full one hardly worse than Q5_K.
+    #[test]
+    fn both_views_of_real_rows_are_nearly_as_good_as_one_alone() {
+        let data = include_bytes!("../../tests/data/real_rows.f16");
+        let x: Vec<f32> =
+            data.as_chunks::<2>().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
+        let x = &x[..x.len() / 256 * 256];
+        let mut bytes = vec![0; x.len() / 256 * 176];
+        NESTED.encode_row(x, None, &mut bytes).unwrap();
+        let (low, full) = nested_formats();
+        let mut y = vec![0f32; x.len()];
+        full.decode_row(&bytes, &mut y);
+        let full = error(x, &y);
+        low.decode_row(&bytes[..x.len() / 256 * 112], &mut y);
+        let low = error(x, &y);
+        let (q3, q5) = (of_type(GgmlType::Q3_K, x), of_type(GgmlType::Q5_K, x));
+        assert!(low < q3, "low view {low:e}, Q3_K {q3:e}");
+        assert!(full < 1.35 * q5, "full view {full:e}, Q5_K {q5:e}");
+    }
+}
