@@ -224,8 +224,11 @@ impl Governor {
                 continue;
             };
             track.lost += time;
-            let guessing =
-                if effort.read > 0 { time.min(effort.tokens as f64 * track.cost * unit) } else { time };
+            let guessing = if effort.read > 0 {
+                time.min(effort.tokens as f64 * track.cost * unit)
+            } else {
+                time
+            };
             *answer.lost(effort.name) += guessing;
             if track.cost <= 0.0 {
                 continue;
