@@ -609,6 +609,7 @@ fn a_budget_between_the_views_fits_the_low_one() {
     let budget = other + roomy.weight_bytes - fine / 2;
     let (low, full) = (plan(View::Low, budget), plan(View::Full, budget));
     assert!(low.residency.mapped && !full.residency.mapped, "{low:?}\n{full:?}");
+    assert!(full.notes.iter().any(|note| note.contains("low view")), "{:?}", full.notes);
 }
 
 #[test]

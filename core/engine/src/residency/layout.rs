@@ -207,7 +207,13 @@ impl Layout {
 
     /// Whether some matrix has a second plane.
     pub fn is_nested(&self) -> bool {
-        self.units.iter().flat_map(|unit| &unit.tensors).any(|tensor| tensor.fine.is_some())
+        self.fine_bytes() > 0
+    }
+
+    /// Bytes of all second planes.
+    pub fn fine_bytes(&self) -> u64 {
+        let tensors = self.units.iter().flat_map(|unit| &unit.tensors);
+        tensors.filter_map(|tensor| tensor.fine).map(|fine| fine.bytes).sum()
     }
 
     /// The small tensors.
