@@ -250,8 +250,8 @@ fn the_full_view_is_q5_k_and_the_low_view_is_near() {
         let low = logits(&mut runner(&f.nested, View::Low));
         let exact = logits(&mut runner(&f.input, View::Full));
         let (near, far) = (distance(&full, &exact), distance(&low, &exact));
-        // Random weights carry no redundancy: each layer adds its error to those before.
-        assert!(2.0 * near < far && far < 1.0, "full {near}, low {far}");
+        // Random weights carry no redundancy: each layer adds its error to those before, and routers choose other experts.
+        assert!(1.5 * near < far && far < 1.0, "full {near}, low {far}");
         // Switching is the same as loading.
         let mut both = runner(&f.nested, View::Full);
         both.set_view(View::Low).unwrap();

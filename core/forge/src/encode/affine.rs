@@ -19,9 +19,10 @@ struct Moments {
 
 /// How much an error of the full view counts, relative to one of the low view. Its steps are a quarter as long, so its squared error is about a
 /// sixteenth: at 16, a tenth more of the one would weigh as much as a tenth more of the other. But a tenth more of an error that costs 0.3% of
-/// perplexity is nothing beside a tenth more of one that costs 10%. On real rows (`both_views_of_real_rows_…` in `q45k.rs`), error against that of Q3_K and
-/// Q5_K alone: 16 gives 1.083 and 1.025, 8 gives 1.043 and 1.075, 2 gives 0.988 and 1.263, 0.5 gives 0.969 and 1.471.
-const FULL: f32 = 2.0;
+/// perplexity is nothing beside a tenth more of one that costs 15%. On real rows (`both_views_of_real_rows_…` in `q45k.rs`), error against that of Q3_K and
+/// Q5_K alone: 16 gives 1.083 and 1.025, 8 gives 1.043 and 1.075, 2 gives 0.988 and 1.263, 0.5 gives 0.969 and 1.471. What 2 and 0.5 do to the perplexity of
+/// a model is in `benches/record/2026-11-30-nested.md`.
+const FULL: f32 = 0.5;
 
 /// Times that a weight counts.
 const fn counts(nested: bool) -> f32 {

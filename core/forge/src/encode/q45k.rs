@@ -108,6 +108,6 @@ mod tests {
         let low = error(x, &y);
         let (q3, q5) = (of_type(GgmlType::Q3_K, x), of_type(GgmlType::Q5_K, x));
         assert!(low < q3, "low view {low:e}, Q3_K {q3:e}");
-        assert!(full < 1.35 * q5, "full view {full:e}, Q5_K {q5:e}");
+        assert!(full < 1.55 * q5, "full view {full:e}, Q5_K {q5:e}");
     }
 }
