@@ -8,7 +8,7 @@ use pannier::model::ExpertShortcuts;
 use pannier::sampling::SamplerOptions;
 use pannier::session::GenerationOptions;
 use pannier::store::DEFAULT_MODEL;
-use pannier::{KvPolicy, KvTypes};
+use pannier::{KvPolicy, KvTypes, WeightPrecision};
 
 use crate::cmd;
 use crate::error;
@@ -112,6 +112,11 @@ pub struct RunArgs {
     /// most attended between them) or heavy:FIRST:LAST:TOP. Changes answers, and tells when it acts.
     #[arg(long, value_name = "POLICY", default_value_t = KvPolicy::KeepAll)]
     pub kv_policy: KvPolicy,
+
+    /// Which view of a file in nested precision answers: low (the first plane alone, 3.5 bits per weight; nothing else of the file is read), full, or
+    /// auto (short prompts begin with low; the full view goes on if that is unsure of its first words). Other files have the full view only.
+    #[arg(long, value_name = "VIEW", default_value_t)]
+    pub precision: WeightPrecision,
 
     #[command(flatten)]
     pub shortcuts: ShortcutArgs,

@@ -73,6 +73,7 @@ fn load_with(args: &RunArgs, draft: Option<PathBuf>) -> Result<Loaded> {
             ..KvOptions::default()
         },
         shortcuts: args.shortcuts.options(),
+        weight_precision: args.precision,
         ..LoadOptions::default()
     };
     let model = Model::load(&path, &options, &mut |_| {}).map_err(|e| in_file(&path, &e))?;
@@ -138,6 +139,7 @@ pub struct Stats {
     pub kv_type: String,
     pub kv_policy: String,
     pub evicted: usize,
+    pub precision: String,
 }
 
 fn ms(time: Duration) -> f64 {
@@ -168,6 +170,7 @@ impl Stats {
             kv_type: stats.kv_types.to_string(),
             kv_policy: loaded.model.info().kv_policy.to_string(),
             evicted: stats.evicted,
+            precision: stats.view.to_string(),
         }
     }
 }
@@ -260,6 +263,7 @@ pub fn notice_text(notice: pannier::session::Notice) -> String {
         Notice::Heat { level, threads } => {
             format!("the device is {}: {threads} threads compute", format!("{level:?}").to_lowercase())
         }
+        Notice::View { view, reason } => format!("the {view} view of the weights goes on: {reason}"),
         other => format!("{other:?}"),
     }
 }

@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gguf = Arc::new(Gguf::open(&path)?);
     let device = DeviceProfile::measured(&*pool, Some(&gguf))?;
     let wish = PlanWish { budget: budget.filter(|_| !mapped), chunk: None, threads, ..PlanWish::default() };
-    let options = ModelOptions { context: Some(ctx) };
+    let options = ModelOptions { context: Some(ctx), ..ModelOptions::default() };
     let (blueprint, _) = plan::prepare(&gguf, &options, &wish)?;
     let plan = Plan::new(&blueprint, &device, &PlanWish { budget: wish.budget.or(Some(1 << 50)), ..wish })?;
 

@@ -84,7 +84,11 @@ fn main() -> Result<()> {
     let tokenizer = Tokenizer::from_metadata(gguf.metadata())?;
     let context = lengths.iter().max().unwrap() + 256;
     let accountant = Accountant::new(None);
-    let model = Arc::new(LoadedModel::new(gguf, &ModelOptions { context: Some(context) }, &accountant)?);
+    let model = Arc::new(LoadedModel::new(
+        gguf,
+        &ModelOptions { context: Some(context), ..ModelOptions::default() },
+        &accountant,
+    )?);
     let heavy = KvPolicy::HEAVY_HITTERS;
     let window = KvPolicy::Window { recent: heavy.keeps().unwrap() };
     let sinks = KvPolicy::Sinks { sinks: 4, recent: heavy.keeps().unwrap() - 4 };

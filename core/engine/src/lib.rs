@@ -23,10 +23,12 @@ pub mod store;
 pub use cancel::CancelFlag;
 pub use error::{Error, Result};
 pub use kv::{EvictWhen, KvOptions, KvPolicy, KvType, KvTypes};
+pub use residency::View;
 pub use sampling::{SamplerOptions, TokenInfo};
 pub use session::{
     Canceller, ChatMessage, ChatOptions, ChatSession, Completion, DraftOptions, FinishReason,
     GenerationEvent, GenerationHandle, GenerationOptions, GenerationStats, LoadOptions, LoadProgress,
     LoadStage, Model, ModelInfo, Notice, Overflow, Prompt, Role, Session, SessionError, SpeculationStats,
+    ViewReason, WeightPrecision,
 };
 pub use speculate::Speculation;

@@ -10,6 +10,7 @@
 //! the next run compares with what it would write, and continues.
 
 use crate::{Error, Result};
+use pannier_gguf::nested::FINE;
 use pannier_gguf::{GgmlType, Gguf, TensorInfo, Value, Writer};
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -172,10 +173,13 @@ fn arrange(source: &Gguf) -> Vec<Piece<'_>> {
         let TensorInfo { name, dims, bytes, .. }: &TensorInfo = tensor;
         Piece { name: name.clone(), dims: dims.clone(), tensor, offset: 0, bytes: *bytes }
     };
+    // Fine planes stay behind all else, so that the low view is the front of the pack, too.
+    let is_fine = |tensor: &TensorInfo| tensor.name.ends_with(FINE);
     let (small, large): (Vec<&TensorInfo>, Vec<&TensorInfo>) =
-        source.tensors().iter().partition(|tensor| tensor.bytes < SMALL);
+        source.tensors().iter().partition(|tensor| tensor.bytes < SMALL && !is_fine(tensor));
     // Embedding, layers in order (attention before feed-forward, experts last), then the output head.
     let place = |tensor: &TensorInfo| match layer_of(&tensor.name) {
+        _ if is_fine(tensor) => (3, layer_of(&tensor.name).map_or(0, |(layer, _)| layer), 0),
         Some((layer, part)) => (1, layer, u8::from(part.starts_with("ffn_"))),
         None if tensor.name.starts_with("token_embd") => (0, 0, 0),
         None => (2, 0, 0),

@@ -10,7 +10,9 @@
 
 use crate::positional::{read_at, write_at};
 use crate::{Error, Progress, Result};
+use pannier_gguf::nested::{FINE, LOW};
 use pannier_gguf::{GgmlType, Gguf, Metadata, Writer};
+use pannier_kernels::nested::{BLOCK, FINE_BYTES, LOW_BYTES};
 use rayon::prelude::*;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -28,6 +30,36 @@ pub(crate) struct Target {
     pub name: String,
     pub dims: Vec<u64>,
     pub ty: GgmlType,
+    /// Stored as a low and a fine plane of Q5_K blocks (see [`pannier_kernels::nested`]).
+    pub planes: bool,
+}
+
+impl Target {
+    /// A tensor in one piece of the file.
+    pub fn whole(name: String, dims: Vec<u64>, ty: GgmlType) -> Target {
+        Target { name, dims, ty, planes: false }
+    }
+
+    /// What the file has of it: name, shape, type. Fine planes come behind all that has none.
+    fn stored(&self) -> [Option<Stored>; 2] {
+        if !self.planes {
+            return [Some(Stored { name: self.name.clone(), dims: self.dims.clone(), ty: self.ty }), None];
+        }
+        [(LOW, LOW_BYTES), (FINE, FINE_BYTES)].map(|(suffix, bytes)| {
+            let mut dims = self.dims.clone();
+            if let Some(columns) = dims.first_mut() {
+                *columns = *columns / BLOCK as u64 * bytes as u64;
+            }
+            Some(Stored { name: format!("{}{suffix}", self.name), dims, ty: GgmlType::I8 })
+        })
+    }
+}
+
+/// A tensor as the directory of the output has it.
+struct Stored {
+    name: String,
+    dims: Vec<u64>,
+    ty: GgmlType,
 }
 
 /// A run of elements of one tensor. Starts and ends at a block of the output (and of any input) type.
@@ -39,8 +71,32 @@ pub(crate) struct Piece {
     pub first: u64,
     /// Elements.
     pub count: usize,
+    /// Where its bytes go: all of them, or those of each plane, one after the other.
+    spans: [Span; 2],
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Span {
     offset: u64,
     bytes: usize,
+}
+
+impl Piece {
+    fn bytes(&self) -> usize {
+        self.spans.iter().map(|span| span.bytes).sum()
+    }
+
+    fn read(&self, medium: &impl Medium, buffer: &mut [u8]) -> io::Result<()> {
+        let (first, second) = buffer.split_at_mut(self.spans[0].bytes.min(buffer.len()));
+        medium.read_at(first, self.spans[0].offset)?;
+        if second.is_empty() { Ok(()) } else { medium.read_at(second, self.spans[1].offset) }
+    }
+
+    fn write(&self, medium: &impl Medium, buffer: &[u8]) -> io::Result<()> {
+        let (first, second) = buffer.split_at(self.spans[0].bytes.min(buffer.len()));
+        medium.write_at(first, self.spans[0].offset)?;
+        if second.is_empty() { Ok(()) } else { medium.write_at(second, self.spans[1].offset) }
+    }
 }
 
 /// Where bytes go. A trait, so that tests can let a disk be full.
@@ -73,7 +129,8 @@ pub(crate) struct Assembly<'a> {
 
 struct Layout {
     header: Vec<u8>,
-    offsets: Vec<u64>,
+    /// All tensors of the file, and where they begin.
+    stored: Vec<(Stored, u64)>,
     pieces: Vec<Piece>,
     bytes: u64,
 }
@@ -131,23 +188,24 @@ impl Assembly<'_> {
                     if self.progress.cancelled() {
                         return Err(Error::Cancelled);
                     }
-                    buffer.resize(piece.bytes, 0);
-                    let kept = part.hash_of(index).filter(|hash| {
-                        medium.read_at(buffer, piece.offset).is_ok() && xxh3_64(buffer) == *hash
-                    });
+                    buffer.resize(piece.bytes(), 0);
+                    let kept = part
+                        .hash_of(index)
+                        .filter(|hash| piece.read(&medium, buffer).is_ok() && xxh3_64(buffer) == *hash);
                     let hash = match kept {
                         Some(hash) => hash,
                         None => {
                             produce(piece, buffer)?;
-                            medium.write_at(buffer, piece.offset).map_err(write_failed)?;
+                            piece.write(&medium, buffer).map_err(write_failed)?;
                             let hash = xxh3_64(buffer);
                             part.record(index, hash).map_err(write_failed)?;
                             hash
                         }
                     };
-                    let before = done.fetch_add(piece.bytes as u64, Ordering::Relaxed);
+                    let bytes = piece.bytes() as u64;
+                    let before = done.fetch_add(bytes, Ordering::Relaxed);
                     let name = self.targets.get(piece.tensor).map_or("", |target| target.name.as_str());
-                    self.progress.step(before + piece.bytes as u64, layout.bytes, name);
+                    self.progress.step(before + bytes, layout.bytes, name);
                     Ok(hash)
                 })
                 .collect::<Result<Vec<u64>>>()
@@ -163,41 +221,59 @@ impl Assembly<'_> {
     fn layout(&self) -> Result<Layout> {
         let mut writer = Writer::with_metadata(self.metadata.clone());
         let alignment = u64::from(self.metadata.opt_u32("general.alignment")?.unwrap_or(32)).max(1);
-        for target in &self.targets {
-            writer.tensor(target.name.clone(), &target.dims, target.ty)?;
+        // What every reader needs first, what only the full view needs behind it.
+        let of_plane = |plane: usize| {
+            let targets = self.targets.iter().enumerate();
+            targets.filter_map(move |(index, target)| Some((index, target.stored().into_iter().nth(plane)??)))
+        };
+        let all: Vec<(usize, usize, Stored)> = of_plane(0)
+            .map(|(index, stored)| (0, index, stored))
+            .chain(of_plane(1).map(|(index, stored)| (1, index, stored)))
+            .collect();
+        for (_, _, stored) in &all {
+            writer.tensor(stored.name.clone(), &stored.dims, stored.ty)?;
         }
         let mut header = Vec::new();
         writer.begin(&mut header)?;
-        let too_large = |target: &Target| pannier_gguf::Error::TensorTooLarge {
-            name: target.name.clone(),
-            dims: target.dims.clone(),
+        let too_large = |stored: &Stored| pannier_gguf::Error::TensorTooLarge {
+            name: stored.name.clone(),
+            dims: stored.dims.clone(),
         };
         let mut layout =
-            Layout { offsets: Vec::new(), pieces: Vec::new(), bytes: header.len() as u64, header };
-        for (tensor, target) in self.targets.iter().enumerate() {
-            let elements = target.dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
-            let elements = elements.ok_or_else(|| too_large(target))?;
-            let (block, block_bytes) = (target.ty.block_elements(), target.ty.block_bytes());
-            let offset = layout.bytes;
-            layout.offsets.push(offset);
+            Layout { stored: Vec::new(), pieces: Vec::new(), bytes: header.len() as u64, header };
+        let mut starts = vec![[0u64; 2]; self.targets.len()];
+        for (plane, index, stored) in all {
+            let elements = stored.dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
+            let bytes = elements.and_then(|elements| {
+                (elements / stored.ty.block_elements()).checked_mul(stored.ty.block_bytes())
+            });
+            let start = layout.bytes;
+            let end = bytes.and_then(|bytes| start.checked_add(bytes)?.checked_next_multiple_of(alignment));
+            layout.bytes = end.ok_or_else(|| too_large(&stored))?;
+            if let Some(starts) = starts.get_mut(index) {
+                starts[plane] = start;
+            }
+            layout.stored.push((stored, start));
+        }
+        for (tensor, (target, starts)) in self.targets.iter().zip(starts).enumerate() {
+            let elements: u64 = target.dims.iter().fold(1, |product, dim| product.saturating_mul(*dim));
+            // Bytes of a block in each plane.
+            let (block, planes) = if target.planes {
+                (BLOCK as u64, [LOW_BYTES as u64, FINE_BYTES as u64])
+            } else {
+                (target.ty.block_elements(), [target.ty.block_bytes(), 0])
+            };
             let mut first = 0;
             while first < elements {
                 let count = PIECE.min(elements - first);
                 // The declaration above was accepted, so a tensor's bytes fit u64, and a piece is small.
-                layout.pieces.push(Piece {
-                    tensor,
-                    first,
-                    count: count as usize,
-                    offset: offset + first / block * block_bytes,
-                    bytes: (count / block * block_bytes) as usize,
-                });
+                let span = |plane: usize| Span {
+                    offset: starts[plane] + first / block * planes[plane],
+                    bytes: (count / block * planes[plane]) as usize,
+                };
+                layout.pieces.push(Piece { tensor, first, count: count as usize, spans: [span(0), span(1)] });
                 first += count;
             }
-            layout.bytes = (elements / block)
-                .checked_mul(block_bytes)
-                .and_then(|bytes| offset.checked_add(bytes))
-                .and_then(|end| end.checked_next_multiple_of(alignment))
-                .ok_or_else(|| too_large(target))?;
         }
         Ok(layout)
     }
@@ -214,12 +290,12 @@ impl Assembly<'_> {
         let differs =
             |tensor: &str| Error::Verification { path: part.to_path_buf(), tensor: tensor.to_owned() };
         let model = Gguf::open(part)?;
-        for (target, offset) in self.targets.iter().zip(&layout.offsets) {
-            let same = model.tensor(&target.name).is_some_and(|found| {
-                found.ty == target.ty && found.dims == target.dims && found.offset == *offset
+        for (stored, offset) in &layout.stored {
+            let same = model.tensor(&stored.name).is_some_and(|found| {
+                found.ty == stored.ty && found.dims == stored.dims && found.offset == *offset
             });
             if !same {
-                return Err(differs(&target.name));
+                return Err(differs(&stored.name));
             }
         }
         pool.install(|| {
@@ -229,8 +305,8 @@ impl Assembly<'_> {
                     if self.progress.cancelled() {
                         return Err(Error::Cancelled);
                     }
-                    buffer.resize(piece.bytes, 0);
-                    medium.read_at(buffer, piece.offset).map_err(Error::io("read back", part))?;
+                    buffer.resize(piece.bytes(), 0);
+                    piece.read(medium, buffer).map_err(Error::io("read back", part))?;
                     if xxh3_64(buffer) == *hash {
                         return Ok(());
                     }

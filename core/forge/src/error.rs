@@ -83,6 +83,12 @@ pub enum Error {
         /// The type.
         ty: GgmlType,
     },
+    /// Planes that cannot be made.
+    #[error("{what}")]
+    Nested {
+        /// Why.
+        what: &'static str,
+    },
     /// A name that is no target type.
     #[error("unknown type {name:?}; known are {known}")]
     UnknownType {

@@ -12,6 +12,7 @@ mod cursor;
 mod error;
 mod file;
 mod metadata;
+pub mod nested;
 mod parse;
 mod sniff;
 mod types;

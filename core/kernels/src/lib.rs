@@ -25,7 +25,7 @@ pub use attention::{
     hadamard_in_place,
 };
 pub use fanout::{FanOut, Hooks, for_each_piece};
-pub use formats::{Format, format, formats};
+pub use formats::{Format, format, formats, nested, nested_formats};
 pub use isa::{Isa, Kernels};
 pub use math::scalar;
 pub use matmul::{Job, Precision};

@@ -34,17 +34,23 @@ pub enum ShapeError {
 }
 
 /// `rows x cols` weights, row by row in GGUF blocks: a view of the mapped file, never a copy.
+///
+/// Formats of [nested](crate::nested) precision have the rows of a second plane besides, which may be elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     format: &'static Format,
     rows: usize,
     cols: usize,
+    /// In the first plane.
     row_bytes: usize,
     bytes: &'a [u8],
+    /// 0 without a second plane.
+    fine_row_bytes: usize,
+    fine: &'a [u8],
 }
 
 impl<'a> Matrix<'a> {
-    /// Checks that `bytes` holds exactly `rows` rows of `cols` weights.
+    /// Checks that `bytes` holds exactly `rows` rows of `cols` weights: of a format with two planes, the first and right behind it the second.
     ///
     /// # Errors
     /// [`ShapeError`] if a row is no whole number of blocks or the bytes are too few or too many.
@@ -54,22 +60,38 @@ impl<'a> Matrix<'a> {
         cols: usize,
         bytes: &'a [u8],
     ) -> Result<Self, ShapeError> {
-        let row_bytes = format.row_bytes(cols).ok_or(ShapeError::Columns {
+        let fine = (cols / format.block).saturating_mul(format.fine).saturating_mul(rows);
+        let at = bytes.len().saturating_sub(fine);
+        Self::planes(format, rows, cols, &bytes[..at], &bytes[at..])
+    }
+
+    /// Checks that `bytes` and `fine` hold exactly the two planes of `rows` rows of `cols` weights. `fine` is empty for formats that have one.
+    ///
+    /// # Errors
+    /// [`ShapeError`] if a row is no whole number of blocks or the bytes of a plane are too few or too many.
+    pub fn planes(
+        format: &'static Format,
+        rows: usize,
+        cols: usize,
+        bytes: &'a [u8],
+        fine: &'a [u8],
+    ) -> Result<Self, ShapeError> {
+        let row = format.row_bytes(cols).ok_or(ShapeError::Columns {
             format: format.name,
             cols,
             block: format.block,
         })?;
-        let needed = row_bytes.saturating_mul(rows);
-        if needed != bytes.len() {
-            return Err(ShapeError::Bytes {
-                format: format.name,
-                rows,
-                cols,
-                needed,
-                available: bytes.len(),
-            });
+        // At most `row`, which did not overflow.
+        let fine_row_bytes = cols / format.block * format.fine;
+        let row_bytes = row - fine_row_bytes;
+        for (plane, row) in [(bytes, row_bytes), (fine, fine_row_bytes)] {
+            let needed = row.saturating_mul(rows);
+            if needed != plane.len() {
+                let available = plane.len();
+                return Err(ShapeError::Bytes { format: format.name, rows, cols, needed, available });
+            }
         }
-        Ok(Matrix { format, rows, cols, row_bytes, bytes })
+        Ok(Matrix { format, rows, cols, row_bytes, bytes, fine_row_bytes, fine })
     }
 
     /// Number of rows (outputs).
@@ -87,22 +109,47 @@ impl<'a> Matrix<'a> {
         self.format
     }
 
-    /// All rows, as they lie in the file.
+    /// All rows, as they lie in the file, without a second plane.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Bytes from one row to the next.
+    /// Bytes of all planes.
+    pub fn total_bytes(&self) -> usize {
+        self.bytes.len() + self.fine.len()
+    }
+
+    /// Bytes from one row to the next, in the first plane.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
-    /// The blocks of row `i`; empty if there is no such row.
+    /// The same in the second plane; 0 if there is none.
+    pub fn fine_row_bytes(&self) -> usize {
+        self.fine_row_bytes
+    }
+
+    /// The blocks of row `i` in the first plane; empty if there is no such row.
     pub fn row(&self, i: usize) -> &'a [u8] {
+        self.row_planes(i).0
+    }
+
+    /// The blocks of row `i` in both planes; empty if there is no such row.
+    pub fn row_planes(&self, i: usize) -> (&'a [u8], &'a [u8]) {
         if i >= self.rows {
-            return &[];
+            return (&[], &[]);
         }
-        &self.bytes[i * self.row_bytes..(i + 1) * self.row_bytes]
+        let of = |bytes: &'a [u8], row: usize| &bytes[i * row..(i + 1) * row];
+        (of(self.bytes, self.row_bytes), of(self.fine, self.fine_row_bytes))
+    }
+
+    /// Decodes the first `out.len()` weights of row `i`; zeros if there is no such row.
+    pub fn decode_row(&self, i: usize, out: &mut [f32]) {
+        let (low, fine) = self.row_planes(i);
+        if fine.is_empty() {
+            return self.format.decode_row(low, out);
+        }
+        self.format.decode_row(&[low, fine].concat(), out);
     }
 
     /// The rows of `range` (cut at the last row) as a matrix of their own, for example one expert of many.
@@ -110,6 +157,7 @@ impl<'a> Matrix<'a> {
         let end = range.end.min(self.rows);
         let start = range.start.min(end);
         let bytes = &self.bytes[start * self.row_bytes..end * self.row_bytes];
-        Matrix { rows: end - start, bytes, ..*self }
+        let fine = &self.fine[start * self.fine_row_bytes..end * self.fine_row_bytes];
+        Matrix { rows: end - start, bytes, fine, ..*self }
     }
 }

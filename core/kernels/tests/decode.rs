@@ -37,7 +37,7 @@ fn every_format_decodes_as_the_reference_does() {
         }
         seen.push(id as u32);
     }
-    for f in formats() {
+    for f in formats().iter().filter(|f| f.is_in_files()) {
         assert!(seen.contains(&f.id), "no reference for {}", f.name);
     }
 }

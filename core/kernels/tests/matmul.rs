@@ -5,7 +5,9 @@
 mod common;
 
 use common::{Rng, Scales, matrix, random_activations, random_bytes};
-use pannier_kernels::{Activations, Format, Isa, Job, Kernels, Need, Parallel, Precision, Serial, formats};
+use pannier_kernels::{
+    Activations, Format, Isa, Job, Kernels, Matrix, Need, Parallel, Precision, Serial, formats,
+};
 
 const BOTH: [Precision; 2] = [Precision::Q8, Precision::Q16];
 
@@ -109,6 +111,40 @@ fn float_rows_of_any_length() {
     }
 }
 
+/// Both planes of nested precision are the product of the blocks that they were taken from.
+#[test]
+fn nested_planes_give_the_bits_of_whole_blocks() {
+    use pannier_kernels::nested;
+    let whole = pannier_kernels::format(13).unwrap();
+    let (_, full) = pannier_kernels::nested_formats();
+    let (rows, cols) = (37, 768);
+    let mut rng = Rng(5);
+    let bytes = random_bytes(whole, rows, cols, Scales::Usual, &mut rng);
+    let (mut low, mut fine) = (Vec::new(), Vec::new());
+    for block in bytes.as_chunks::<{ nested::WHOLE_BYTES }>().0 {
+        let (mut l, mut f) = ([0; nested::LOW_BYTES], [0; nested::FINE_BYTES]);
+        nested::split(block, &mut l, &mut f);
+        low.extend(l);
+        fine.extend(f);
+    }
+    let apart = Matrix::planes(full, rows, cols, &low, &fine).unwrap();
+    assert!(Matrix::planes(full, rows, cols, &low, &fine[1..]).is_err());
+    assert!(Matrix::planes(full, rows, cols, &low, &[]).is_err());
+    for n in [1, 2, 5, 30] {
+        let x = random_activations(n * cols, &mut rng);
+        for (k, precision) in Kernels::available().into_iter().flat_map(|k| BOTH.map(|p| (k, p))) {
+            let want = product(k, &Serial, (whole, rows, cols), &bytes, &x, precision, None);
+            let mut a = Activations::default();
+            a.set(k, &Serial, &x, n, cols, Need::of(&[(&apart, precision)]));
+            let mut y = vec![f32::NAN; n * rows];
+            k.matmul(&Serial, &mut [Job { w: apart, x: a.all(), precision, y: &mut y, bias: None }]);
+            assert_same(&y, &want, &format!("{:?} {precision:?} {n}", k.isa()));
+            let parts = apart.rows_range(5..20);
+            assert_eq!(parts.row_planes(2), apart.row_planes(7));
+        }
+    }
+}
+
 /// Two tokens in a hundred are far off in one column; the product must still be right in f64.
 #[test]
 fn products_are_right() {
@@ -123,7 +159,7 @@ fn products_are_right() {
             let (mut error, mut size) = (0.0, 0.0);
             for row in 0..rows {
                 let mut weights = vec![0.0; cols];
-                f.decode_row(w.row(row), &mut weights);
+                w.decode_row(row, &mut weights);
                 for token in 0..3 {
                     let x = &x[token * cols..][..cols];
                     let exact: f64 = weights.iter().zip(x).map(|(a, b)| f64::from(a * b)).sum();

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use pannier_gguf::{Array, Gguf, Metadata, TensorInfo, Value};
+use pannier_gguf::{Array, Gguf, Metadata, TensorInfo, Value, nested};
+use pannier_kernels::nested as planes;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
@@ -88,12 +89,14 @@ fn report(path: String, gguf: &Gguf) -> Report {
     let mut layers: BTreeMap<u64, Layer> = BTreeMap::new();
     let mut types: BTreeMap<&'static str, TypeUse> = BTreeMap::new();
     let (mut parameters, mut other_bytes) = (0u64, 0u64);
+    let has_planes = meta.get(nested::VERSION_KEY).is_some();
     for tensor in gguf.tensors() {
-        let used = types.entry(tensor.ty.name()).or_default();
+        let (name, weights, is_first) = kind_of(tensor, has_planes);
+        let used = types.entry(name).or_default();
         used.tensors += 1;
-        used.elements = used.elements.saturating_add(tensor.elements());
+        used.elements = used.elements.saturating_add(weights);
         used.bytes = used.bytes.saturating_add(tensor.bytes);
-        parameters = parameters.saturating_add(tensor.elements());
+        parameters = parameters.saturating_add(if is_first { weights } else { 0 });
         match layer_of(tensor) {
             Some(index) => {
                 let layer = layers.entry(index).or_insert(Layer { layer: index, ..Layer::default() });
@@ -120,13 +123,25 @@ fn report(path: String, gguf: &Gguf) -> Report {
             .iter()
             .map(|t| Tensor {
                 name: t.name.clone(),
-                r#type: t.ty.name(),
+                r#type: kind_of(t, has_planes).0,
                 shape: t.dims.clone(),
                 bytes: t.bytes,
             })
             .collect(),
         template: text("tokenizer.chat_template"),
         metadata: metadata(meta),
+    }
+}
+
+/// What a tensor's type is called, how many weights it is part of, and whether they are counted with it: those of a fine plane are with its low one.
+fn kind_of(tensor: &TensorInfo, has_planes: bool) -> (&'static str, u64, bool) {
+    let weights = |block: usize| tensor.bytes / block as u64 * planes::BLOCK as u64;
+    if has_planes && tensor.name.ends_with(nested::LOW) {
+        ("low", weights(planes::LOW_BYTES), true)
+    } else if has_planes && tensor.name.ends_with(nested::FINE) {
+        ("fine", weights(planes::FINE_BYTES), false)
+    } else {
+        (tensor.ty.name(), tensor.elements(), true)
     }
 }
 

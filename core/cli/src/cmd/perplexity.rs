@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use pannier::KvTypes;
+use pannier::{KvTypes, WeightPrecision};
 use pannier_forge::judge::{self, Comparison, Interval, Perplexity, TextOptions};
 use pannier_tokenizer::EncodeOptions;
 use serde::Serialize;
@@ -89,7 +89,12 @@ pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
         out.line(&line(&found, window))?;
         return out.object(&report(&found, run.kv_type, None));
     };
-    let reference = engine::load(&RunArgs { model: ModelArg { model: against.clone() }, ..run.clone() })?;
+    let reference = engine::load(&RunArgs {
+        model: ModelArg { model: against.clone() },
+        // Whatever is judged, it is judged by all that the other file has.
+        precision: WeightPrecision::Full,
+        ..run.clone()
+    })?;
     let theirs =
         reference.tokenizer()?.encode(&text, EncodeOptions { add_special: true, parse_special: true });
     if theirs != ids {

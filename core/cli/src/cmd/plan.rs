@@ -6,7 +6,7 @@ use clap::Args;
 use pannier::model::{Blueprint, ModelOptions};
 use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, GUESSES_RIGHT, Plan, PlanWish};
 use pannier::pool::{Pool, SystemCpus, default_threads};
-use pannier::{KvOptions, KvTypes};
+use pannier::{KvOptions, KvTypes, WeightPrecision};
 use pannier_gguf::Gguf;
 use serde::Serialize;
 
@@ -84,6 +84,10 @@ pub struct PlanArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
+    /// The view of a file in nested precision to plan for: low, full or auto (which needs what full needs).
+    #[arg(long, value_name = "VIEW", default_value_t)]
+    precision: WeightPrecision,
+
     /// Element type of the KV cache: f16, q8, k8v4, q4.
     #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
     kv_type: KvTypes,
@@ -125,18 +129,22 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
     let gguf = Arc::new(Gguf::open(input::model_path(&args.model.model)?)?);
     let threads = args.threads.map_or_else(|| default_threads(&SystemCpus), usize::from);
     let device = device(args, &gguf, threads)?;
+    let view = args.precision.loaded();
     let mut context = args.ctx.map(|n| n as usize);
-    let mut model = Blueprint::read(Arc::clone(&gguf), &ModelOptions { context })?;
+    let mut model = Blueprint::read(Arc::clone(&gguf), &ModelOptions { context, view })?;
     if context.is_none() && model.spec().context > DEFAULT_CONTEXT {
         context = Some(DEFAULT_CONTEXT);
-        model = Blueprint::read(gguf, &ModelOptions { context })?;
+        model = Blueprint::read(gguf, &ModelOptions { context, view })?;
     }
     let mut budget = args.budget_mb.map_or(device.free, |mb| mb << 20);
     let mut draft_bytes = 0;
     if let Some(draft) = &args.draft {
         let gguf = Arc::new(Gguf::open(input::model_path(draft)?)?);
         let draft_kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
-        let draft = Blueprint::read(gguf, &ModelOptions { context: Some(model.spec().context) })?;
+        let draft = Blueprint::read(
+            gguf,
+            &ModelOptions { context: Some(model.spec().context), ..ModelOptions::default() },
+        )?;
         let plan = Plan::new(
             &draft,
             &device,

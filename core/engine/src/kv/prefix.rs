@@ -3,6 +3,7 @@
 //! ```text
 //! node     32 tokens and the pages of all layers that hold them; its parent holds the 32 tokens before
 //! hash     of (hash of the parent, the 32 tokens): one look-up per page, and the tokens themselves are compared too
+//! root     what stands for the parent of the first page: another number for each view of the weights, whose prefixes are never mixed
 //! publish  a sequence's full pages become nodes; the pages are shared, nothing is copied
 //! find     the longest path whose tokens a prompt begins with
 //! forget   the leaf that was not used for longest; a node that others stand on is never one
@@ -25,6 +26,8 @@ type Tokens = [u32; PAGE_TOKENS];
 struct Node {
     hash: u64,
     parent: Option<usize>,
+    /// Of what computed the tokens, see [`PrefixCache::root`].
+    root: u64,
     tokens: Tokens,
     /// One page of each layer.
     pages: Box<[u32]>,
@@ -40,6 +43,8 @@ pub(super) struct PrefixCache {
     by_hash: HashMap<u64, usize>,
     clock: u64,
     count: usize,
+    /// What computes now: prefixes of another are not found.
+    pub root: u64,
 }
 
 /// FNV-1a over the parent's hash and the tokens. Collisions cost a miss, never a wrong hit.
@@ -65,10 +70,13 @@ impl PrefixCache {
     }
 
     fn child(&self, parent: Option<usize>, tokens: &Tokens) -> Option<usize> {
-        let hash = chained(parent.and_then(|parent| self.node(parent)).map_or(0, |node| node.hash), tokens);
-        let index = *self.by_hash.get(&hash)?;
+        let index = *self.by_hash.get(&self.hash(parent, tokens))?;
         let node = self.node(index)?;
-        (node.parent == parent && node.tokens == *tokens).then_some(index)
+        (node.parent == parent && node.root == self.root && node.tokens == *tokens).then_some(index)
+    }
+
+    fn hash(&self, parent: Option<usize>, tokens: &Tokens) -> u64 {
+        chained(parent.and_then(|parent| self.node(parent)).map_or(self.root, |node| node.hash), tokens)
     }
 
     /// The nodes that `tokens` begins with, root first.
@@ -110,12 +118,12 @@ impl PrefixCache {
 
     /// Adds a child that is not there yet; `None` if another node has its hash.
     pub fn add(&mut self, parent: Option<usize>, tokens: &Tokens, pages: Box<[u32]>) -> Option<usize> {
-        let hash = chained(parent.and_then(|parent| self.node(parent)).map_or(0, |node| node.hash), tokens);
+        let hash = self.hash(parent, tokens);
         if self.by_hash.contains_key(&hash) {
             return None;
         }
-        let node =
-            Node { hash, parent, tokens: *tokens, pages, checkpoint: None, children: 0, used: self.clock };
+        let (root, used) = (self.root, self.clock);
+        let node = Node { hash, parent, root, tokens: *tokens, pages, checkpoint: None, children: 0, used };
         let index = match self.nodes.iter().position(Option::is_none) {
             Some(index) => index,
             None => {

@@ -10,6 +10,12 @@ use super::{Checkpoint, Fingerprint, KvCache, Limits, Saved, Sequence, saved};
 use crate::Result;
 
 impl KvCache {
+    /// Which prefixes there are from now on: those that were published under the same number. For models that can compute the same tokens in
+    /// more ways than one.
+    pub fn set_root(&mut self, root: u64) {
+        self.prefixes.root = root;
+    }
+
     /// Makes the full pages of a sequence, whose tokens are `tokens`, available to others that begin alike. A checkpoint belongs to the
     /// end of the sequence, which must be a page's border then. Sequences of which something was evicted or given back are not
     /// published.

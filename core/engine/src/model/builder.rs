@@ -2,10 +2,13 @@
 
 use super::blocks::Linear;
 use super::precision::Role;
-use crate::residency::{Layout, TensorRef, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor};
+use crate::residency::{
+    FinePlane, Layout, TensorRef, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor, View,
+};
 use crate::{Error, Result};
-use pannier_gguf::{Gguf, TensorInfo};
-use pannier_kernels::{Format, format};
+use pannier_gguf::nested::{FINE, LOW, VERSION, VERSION_KEY};
+use pannier_gguf::{GgmlType, Gguf, TensorInfo};
+use pannier_kernels::{Format, format, nested, nested_formats};
 
 /// A product that a pass computes: what its activations look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,20 +22,18 @@ pub struct Product {
 }
 
 /// A tensor with a matrix per expert.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stack<'a> {
-    tensor: &'a TensorInfo,
-    format: &'static Format,
-    rows: usize,
-    cols: usize,
-    /// Of one matrix.
-    bytes: u64,
+#[derive(Debug)]
+pub(super) struct Stack {
+    /// All matrices, as if they were one.
+    whole: UnitTensor,
+    count: u64,
 }
 
 /// Collects the tensors of a model. Reads the directory only, no weights.
 #[derive(Debug)]
 pub struct Builder<'a> {
     gguf: &'a Gguf,
+    view: View,
     layout: Layout,
     products: Vec<Product>,
     roles: Vec<(TensorRef, Role)>,
@@ -65,10 +66,11 @@ pub(super) struct Collected {
 }
 
 impl<'a> Builder<'a> {
-    /// Nothing collected yet.
-    pub fn new(gguf: &'a Gguf) -> Self {
+    /// Nothing collected yet. Of matrices with two planes, the second is not looked at if the view needs none.
+    pub fn new(gguf: &'a Gguf, view: View) -> Self {
         Builder {
             gguf,
+            view,
             layout: Layout::default(),
             products: Vec::new(),
             roles: Vec::new(),
@@ -93,9 +95,9 @@ impl<'a> Builder<'a> {
         self.layout.add_unit(kind)
     }
 
-    /// Whether the file has a tensor.
+    /// Whether the file has a tensor, whole or in planes.
     pub fn has(&self, name: &str) -> bool {
-        self.gguf.tensor(name).is_some()
+        self.gguf.tensor(name).is_some() || self.gguf.tensor(&format!("{name}{LOW}")).is_some()
     }
 
     /// Rows of a tensor whose number no hyperparameter says: the vocabulary.
@@ -113,7 +115,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn find(&self, name: &str, expected: &[usize]) -> Result<(&'a TensorInfo, &'static Format)> {
+    /// A tensor of this shape, whatever its type.
+    fn shaped(&self, name: &str, expected: &[usize]) -> Result<&'a TensorInfo> {
         let expected: Vec<u64> = expected.iter().map(|&dim| dim as u64).collect();
         let Some(tensor) = self.gguf.tensor(name) else {
             return Err(Error::MissingTensor { name: name.to_owned(), expected });
@@ -128,11 +131,72 @@ impl<'a> Builder<'a> {
         if dims != expected {
             return Err(Error::TensorShape { name: name.to_owned(), expected, found: tensor.dims.clone() });
         }
+        Ok(tensor)
+    }
+
+    fn find(&self, name: &str, expected: &[usize]) -> Result<(&'a TensorInfo, &'static Format)> {
+        let tensor = self.shaped(name, expected)?;
         let format = format(tensor.ty.id()).ok_or_else(|| Error::UnsupportedType {
             tensor: name.to_owned(),
             ty: tensor.ty.name().to_owned(),
         })?;
         Ok((tensor, format))
+    }
+
+    /// A matrix, or `dims[2]` of them, whole or in planes.
+    fn find_matrix(&self, name: &str, dims: &[usize]) -> Result<UnitTensor> {
+        let (cols, rows) = (dims.first().copied().unwrap_or(0), dims.get(1).copied().unwrap_or(1));
+        let low_name = format!("{name}{LOW}");
+        if self.gguf.tensor(name).is_some() || self.gguf.tensor(&low_name).is_none() {
+            let (tensor, format) = self.find(name, dims)?;
+            let TensorInfo { shard, offset, bytes, .. } = *tensor;
+            let name = name.to_owned();
+            return Ok(UnitTensor { name, format, rows, cols, shard, offset, bytes, fine: None });
+        }
+        let version = self.gguf.metadata().opt_u64(VERSION_KEY)?;
+        if version != Some(u64::from(VERSION)) {
+            let version = version.map_or("no".to_owned(), |version| format!("{version} as its"));
+            let what = format!("nested precision with {version} version");
+            return Err(Error::Unsupported { what });
+        }
+        let low = self.plane(&low_name, dims, nested::LOW_BYTES)?;
+        let (low_format, full_format) = nested_formats();
+        let fine = match self.view {
+            View::Low => None,
+            View::Full => {
+                let fine = self.plane(&format!("{name}{FINE}"), dims, nested::FINE_BYTES)?;
+                let TensorInfo { shard, offset, bytes, .. } = *fine;
+                Some(FinePlane { format: full_format, shard, offset, bytes })
+            }
+        };
+        Ok(UnitTensor {
+            name: name.to_owned(),
+            format: low_format,
+            rows,
+            cols,
+            shard: low.shard,
+            offset: low.offset,
+            bytes: low.bytes,
+            fine,
+        })
+    }
+
+    /// One plane, whose rows have so many bytes per block.
+    fn plane(&self, name: &str, dims: &[usize], bytes: usize) -> Result<&'a TensorInfo> {
+        let mut dims = dims.to_vec();
+        if let Some(cols) = dims.first_mut() {
+            if !cols.is_multiple_of(nested::BLOCK) {
+                let what = format!("tensor {name:?}: a plane of rows of {cols} weights");
+                return Err(Error::Unsupported { what });
+            }
+            *cols = (*cols / nested::BLOCK).saturating_mul(bytes);
+        }
+        let tensor = self.shaped(name, &dims)?;
+        if tensor.ty != GgmlType::I8 {
+            let ty = tensor.ty.name().to_owned();
+            return Err(Error::UnsupportedType { tensor: name.to_owned(), ty });
+        }
+        Ok(tensor)
     }
 
     /// A matrix of `rows` x `cols` in a unit; `role` is `None` if it is only read by row.
@@ -147,20 +211,9 @@ impl<'a> Builder<'a> {
         cols: usize,
         role: Option<Role>,
     ) -> Result<TensorRef> {
-        let (tensor, format) = self.find(name, &[cols, rows])?;
-        self.note(role, cols, format);
-        let added = self.layout.add_matrix(
-            unit,
-            UnitTensor {
-                name: name.to_owned(),
-                format,
-                rows,
-                cols,
-                shard: tensor.shard,
-                offset: tensor.offset,
-                bytes: tensor.bytes,
-            },
-        )?;
+        let tensor = self.find_matrix(name, &[cols, rows])?;
+        self.note(role, cols, tensor.format);
+        let added = self.layout.add_matrix(unit, tensor)?;
         self.roles.extend(role.map(|role| (added, role)));
         Ok(added)
     }
@@ -186,11 +239,9 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// It is absent, has another shape, or a type without kernels.
-    pub(super) fn stack(&mut self, name: &str, rows: usize, cols: usize, count: usize) -> Result<Stack<'a>> {
-        let (tensor, format) = self.find(name, &[cols, rows, count])?;
-        // The reader has checked that the bytes follow from the shape, so they divide evenly.
-        let bytes = tensor.bytes / (count as u64).max(1);
-        Ok(Stack { tensor, format, rows, cols, bytes })
+    pub(super) fn stack(&mut self, name: &str, rows: usize, cols: usize, count: usize) -> Result<Stack> {
+        let whole = self.find_matrix(name, &[cols, rows, count])?;
+        Ok(Stack { whole, count: (count as u64).max(1) })
     }
 
     /// The matrix of one expert, in its unit.
@@ -200,18 +251,24 @@ impl<'a> Builder<'a> {
     pub(super) fn layer_of(
         &mut self,
         unit: UnitId,
-        stack: &Stack<'a>,
+        stack: &Stack,
         index: usize,
         role: Role,
     ) -> Result<TensorRef> {
-        let Stack { tensor, format, rows, cols, bytes } = *stack;
-        self.note(Some(role), cols, format);
-        let offset = (index as u64).checked_mul(bytes).and_then(|at| at.checked_add(tensor.offset));
-        let offset = offset.ok_or_else(|| Error::internal("offset of an expert overflows"))?;
-        let added = self.layout.add_matrix(
-            unit,
-            UnitTensor { name: tensor.name.clone(), format, rows, cols, shard: tensor.shard, offset, bytes },
-        )?;
+        let Stack { whole, count } = stack;
+        self.note(Some(role), whole.cols, whole.format);
+        // The reader has checked that the bytes follow from the shape, so they divide evenly.
+        let part = |offset: u64, bytes: u64| -> Result<(u64, u64)> {
+            let bytes = bytes / count;
+            let offset = (index as u64).checked_mul(bytes).and_then(|at| at.checked_add(offset));
+            Ok((offset.ok_or_else(|| Error::internal("offset of an expert overflows"))?, bytes))
+        };
+        let mut tensor = whole.clone();
+        (tensor.offset, tensor.bytes) = part(whole.offset, whole.bytes)?;
+        if let Some(fine) = &mut tensor.fine {
+            (fine.offset, fine.bytes) = part(fine.offset, fine.bytes)?;
+        }
+        let added = self.layout.add_matrix(unit, tensor)?;
         self.roles.push((added, role));
         Ok(added)
     }

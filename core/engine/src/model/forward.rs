@@ -2,6 +2,7 @@
 
 use crate::kv::Evicted;
 use crate::memory::{MemoryPressure, ThermalLevel};
+use crate::residency::View;
 use crate::{CancelFlag, Result};
 use std::io::{Read, Seek, Write};
 use std::ops::Range;
@@ -172,6 +173,28 @@ pub trait Forward: Send {
     fn cool(&mut self, level: ThermalLevel) -> Option<usize> {
         let _ = level;
         None
+    }
+
+    /// Whether it can compute with this view of the weights.
+    fn has_view(&self, view: View) -> bool {
+        view == View::Full
+    }
+
+    /// Sequences that are made, resumed or restored from now on are computed with this view; those that are there keep theirs.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`] if there is no such view.
+    fn set_view(&mut self, view: View) -> Result<()> {
+        match view {
+            View::Full => Ok(()),
+            View::Low => Err(crate::Error::Unsupported { what: "a low view of this kind of model".into() }),
+        }
+    }
+
+    /// The view that all tokens of `seq` are computed with.
+    fn view(seq: &Self::Seq) -> View {
+        let _ = seq;
+        View::Full
     }
 
     /// How many tokens `seq` has.

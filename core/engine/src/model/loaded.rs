@@ -6,7 +6,7 @@ use super::hyper::Hyper;
 use super::precision::Role;
 use super::spec::{Architecture, ModelSpec};
 use crate::memory::Accountant;
-use crate::residency::{self, Layout, ResidencyPlan, StreamOptions, TensorRef, WeightStore};
+use crate::residency::{self, Layout, ResidencyPlan, StreamOptions, TensorRef, View, WeightStore};
 use crate::{Error, Result};
 use pannier_gguf::Gguf;
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use std::sync::Arc;
 pub struct ModelOptions {
     /// The longest sequence; the context of the training if absent. Some architectures choose their positions by it.
     pub context: Option<usize>,
+    /// The planes to use of a file in nested precision: the low view leaves the fine planes alone, the full view can be switched to low.
+    pub view: View,
 }
 
 /// What a file says about its model, before a weight is read: what a plan is made from.
@@ -28,6 +30,7 @@ pub struct Blueprint {
     routers: Vec<RouterRef>,
     layout: Layout,
     experts_used: usize,
+    view: View,
 }
 
 impl Blueprint {
@@ -46,11 +49,15 @@ impl Blueprint {
         }
         let hyper = Hyper::new(gguf.metadata(), name, options.context);
         let used = gguf.metadata().opt_u64(&format!("{name}.expert_used_count"))?.unwrap_or(0);
-        let mut builder = Builder::new(&gguf);
+        let mut builder = Builder::new(&gguf, options.view);
         let arch = (entry.build)(&hyper, &mut builder)?;
         let Collected { layout, products, roles, routers } = builder.finish();
+        if options.view == View::Low && !layout.has_planes() {
+            let what = "the low view of a file that is not in nested precision (`pannier quantize --nested` makes one)";
+            return Err(Error::Unsupported { what: what.into() });
+        }
         let experts_used = usize::try_from(used).unwrap_or(usize::MAX);
-        Ok(Blueprint { gguf, arch, products, roles, routers, layout, experts_used })
+        Ok(Blueprint { gguf, arch, products, roles, routers, layout, experts_used, view: options.view })
     }
 
     /// Sizes.
@@ -78,6 +85,11 @@ impl Blueprint {
         self.experts_used
     }
 
+    /// The view that it was read for.
+    pub fn view(&self) -> View {
+        self.view
+    }
+
     /// The file.
     pub fn gguf(&self) -> &Arc<Gguf> {
         &self.gguf
@@ -100,6 +112,7 @@ impl Blueprint {
             routers: self.routers,
             weights,
             gguf: self.gguf,
+            view: self.view,
         })
     }
 }
@@ -112,6 +125,7 @@ pub struct LoadedModel {
     routers: Vec<RouterRef>,
     weights: Box<dyn WeightStore>,
     gguf: Arc<Gguf>,
+    view: View,
 }
 
 impl LoadedModel {
@@ -127,6 +141,11 @@ impl LoadedModel {
     /// Sizes.
     pub fn spec(&self) -> &ModelSpec {
         self.arch.spec()
+    }
+
+    /// The view that it was read for.
+    pub fn view(&self) -> View {
+        self.view
     }
 
     /// The file.

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Seek, Write};
 
+use pannier_gguf::nested::FINE;
 use sha2::{Digest, Sha256};
 
 use super::loaded::LoadedModel;
@@ -9,6 +10,7 @@ use super::runner::Runner;
 use super::state::{ModelSequence, RecurrentState};
 use crate::kv::{EvictWhen, Evicted, Fingerprint, Heat, KvPolicy, Limits, Saved};
 use crate::memory::MemoryPressure;
+use crate::residency::View;
 use crate::{Error, Result};
 
 /// Counts up when the same tokens give other keys and values than before.
@@ -17,17 +19,28 @@ const NUMERICS: u32 = 1;
 impl LoadedModel {
     /// What identifies the model's file: its metadata, and of each tensor name, shape, type and first bytes. Reading all of the
     /// weights would take as long as computing what is to be saved.
-    fn identity(&self) -> Result<[u8; 32]> {
+    fn identity(&self, view: View) -> Result<[u8; 32]> {
         let mut sum = Sha256::new();
         for (key, value) in self.gguf().metadata().iter() {
             sum.update(format!("{key:?}={value:?};"));
         }
         for tensor in self.gguf().tensors() {
             sum.update(format!("{:?}{:?}{:?};", tensor.name, tensor.dims, tensor.ty));
+            if view == View::Low && tensor.name.ends_with(FINE) {
+                continue;
+            }
             let data = self.gguf().tensor_data(tensor)?;
             sum.update(data.get(..data.len().min(64)).unwrap_or_default());
         }
         Ok(sum.finalize().into())
+    }
+}
+
+/// Prefixes of one view are none of the other.
+fn root(view: View) -> u64 {
+    match view {
+        View::Full => 0,
+        View::Low => 1,
     }
 }
 
@@ -55,6 +68,7 @@ impl Runner {
                 Err(_) => return,
             },
         };
+        self.kv.set_root(root(seq.view));
         self.kv.publish(&seq.kv, tokens, checkpoint);
     }
 
@@ -62,13 +76,14 @@ impl Runner {
     pub(super) fn resume_sequence(&mut self, tokens: &[u32]) -> Result<Option<ModelSequence>> {
         let states = self.has_states();
         let heat = self.new_heat()?;
+        self.kv.set_root(root(self.view));
         let Some((kv, checkpoint)) = self.kv.resume(tokens, states) else { return Ok(None) };
         let recurrent = match checkpoint.and_then(|state| state.downcast_ref::<RecurrentState>()) {
             Some(state) => Some(state.fork(&self.accountant)?),
             None if states => return Err(Error::internal("a prefix without its states")),
             None => None,
         };
-        let mut seq = ModelSequence { kv, recurrent, heat };
+        let mut seq = ModelSequence { kv, recurrent, heat, view: self.view };
         if let Some(heat) = &mut seq.heat {
             let len = seq.kv.len();
             heat.begin(0, 0, len)?;
@@ -80,6 +95,7 @@ impl Runner {
     /// How many tokens a resumed sequence would have.
     pub(super) fn published_tokens(&mut self, tokens: &[u32]) -> usize {
         let states = self.has_states();
+        self.kv.set_root(root(self.view));
         self.kv.published(tokens, states)
     }
 
@@ -116,9 +132,9 @@ impl Runner {
     }
 
     /// What the keys and values of this runner depend on besides the tokens.
-    fn fingerprint(&self) -> Result<Fingerprint> {
+    fn fingerprint(&self, view: View) -> Result<Fingerprint> {
         let mut sum = Sha256::new();
-        sum.update(self.model().identity()?);
+        sum.update(self.model().identity(view)?);
         let spec = self.model().spec();
         sum.update(format!(
             "{NUMERICS};{};{:?};{:?};{:?};{:?};{:?}",
@@ -129,6 +145,9 @@ impl Runner {
             self.precision,
             self.kv.options().types
         ));
+        if view == View::Low {
+            sum.update("low");
+        }
         Ok(sum.finalize().into())
     }
 
@@ -148,7 +167,7 @@ impl Runner {
             })?,
         };
         let saved = Saved { tokens: tokens.to_vec(), state };
-        let fingerprint = self.fingerprint()?;
+        let fingerprint = self.fingerprint(seq.view)?;
         self.kv.save(&seq.kv, &fingerprint, &saved, out).map_err(|source| Error::Io {
             action: "write",
             path: "the saved sequence".into(),
@@ -164,14 +183,14 @@ impl Runner {
         let state = spec.recurrent.iter().map(|layer| layer.state_len()).sum();
         let limits = Limits { context: spec.context, vocab: spec.vocab, state };
         let layers = spec.recurrent.clone();
-        let fingerprint = self.fingerprint()?;
+        let fingerprint = self.fingerprint(self.view)?;
         let heat = self.new_heat()?;
         let (kv, saved) = self.kv.restore(&fingerprint, &limits, input)?;
         let recurrent = match layers.as_slice() {
             [] => None,
             layers => Some(RecurrentState::of(layers, kv.len(), &saved.state, &self.accountant)?),
         };
-        let mut seq = ModelSequence { kv, recurrent, heat };
+        let mut seq = ModelSequence { kv, recurrent, heat, view: self.view };
         if let Some(heat) = &mut seq.heat {
             let slots = self.kv.slots(&seq.kv);
             heat.begin(0, 0, slots)?;

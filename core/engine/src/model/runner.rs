@@ -11,6 +11,7 @@ use super::shortcuts::ExpertShortcuts;
 use super::state::{ModelSequence, RecurrentState};
 use crate::kv::{Evicted, KvCache, KvOptions, KvPolicy, WATCH_LAST};
 use crate::memory::{Accountant, MemoryPressure, ThermalLevel};
+use crate::residency::View;
 use crate::{CancelFlag, Error, Result};
 use pannier_kernels::{Kernels, PAGE_TOKENS, Parallel, RopeTable};
 use std::any::Any;
@@ -62,6 +63,8 @@ pub struct Runner {
     activations: Option<Arc<dyn ActivationObserver>>,
     pub(super) accountant: Accountant,
     pub(super) kv: KvCache,
+    /// Of new sequences.
+    pub(super) view: View,
     scratch: Scratch,
     ropes: Vec<RopeTable>,
     positions: Vec<u32>,
@@ -114,6 +117,7 @@ impl Runner {
             activations: None,
             accountant: accountant.clone(),
             kv,
+            view: model.view(),
             scratch,
             ropes,
             positions: Vec::with_capacity(chunk),
@@ -170,7 +174,7 @@ impl Runner {
     pub fn fork(&mut self, seq: &ModelSequence) -> Result<ModelSequence> {
         let recurrent = seq.recurrent.as_ref().map(|state| state.fork(&self.accountant)).transpose()?;
         let heat = seq.heat.as_ref().map(|heat| heat.fork()).transpose()?;
-        Ok(ModelSequence { kv: self.kv.fork(&seq.kv)?, recurrent, heat })
+        Ok(ModelSequence { kv: self.kv.fork(&seq.kv)?, recurrent, heat, view: seq.view })
     }
 
     fn check(&self, seq: &ModelSequence, tokens: &[u32]) -> Result<()> {
@@ -209,6 +213,7 @@ impl Runner {
             self.positions.extend((first..first + tokens.len()).map(|position| position as u32));
             self.ropes.iter_mut().for_each(|rope| rope.prepare(&self.positions));
             self.scratch.fit(tokens.len())?;
+            self.model.weights().set_view(seq.view);
             self.model.weights().begin_pass()?;
             let cx = Context {
                 kernels: self.kernels,
@@ -246,7 +251,7 @@ impl Forward for Runner {
             layers => Some(RecurrentState::new(layers, &self.accountant)?),
         };
         let heat = self.new_heat()?;
-        Ok(ModelSequence { kv: self.kv.new_sequence(), recurrent, heat })
+        Ok(ModelSequence { kv: self.kv.new_sequence(), recurrent, heat, view: self.view })
     }
 
     fn vocab(&self) -> usize {
@@ -399,6 +404,26 @@ impl Forward for Runner {
         self.par.limit(threads);
         self.model.weights().read_ahead(level.prefetches());
         Some(threads)
+    }
+
+    fn has_view(&self, view: View) -> bool {
+        view == self.model.view() || self.model.weights().layout().is_nested()
+    }
+
+    fn set_view(&mut self, view: View) -> Result<()> {
+        if !self.has_view(view) {
+            let what = match view {
+                View::Low => "the low view of a file that is not in nested precision",
+                View::Full => "the full view of a model that was loaded with the low view only",
+            };
+            return Err(Error::Unsupported { what: what.into() });
+        }
+        self.view = view;
+        Ok(())
+    }
+
+    fn view(seq: &ModelSequence) -> View {
+        seq.view
     }
 
     fn len(seq: &ModelSequence) -> usize {

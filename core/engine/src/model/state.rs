@@ -19,6 +19,7 @@
 use super::spec::RecurrentSpec;
 use crate::kv::{Heat, Sequence};
 use crate::memory::{Accountant, Category, Reservation, zeroed};
+use crate::residency::View;
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -37,6 +38,8 @@ pub struct ModelSequence {
     pub(super) recurrent: Option<RecurrentState>,
     /// For policies that watch attention.
     pub(super) heat: Option<Heat>,
+    /// The weights that all of its tokens are computed with.
+    pub(super) view: View,
 }
 
 impl ModelSequence {

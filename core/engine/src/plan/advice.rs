@@ -74,6 +74,10 @@ pub(super) fn notes(plan: &mut Plan, model: &Blueprint, device: &DeviceProfile, 
             ));
         }
     }
+    let fine = model.layout().fine_bytes();
+    if fine > 0 && !(plan.fits && plan.residency.mapped) {
+        notes.push(format!("the low view of this file (precision `low`) has {} less of weights", size(fine)));
+    }
     if plan.fits && plan.budget > device.free {
         notes.push(format!("the budget is above the {} that an app can count on here", size(device.free)));
     }

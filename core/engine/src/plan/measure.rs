@@ -9,7 +9,7 @@ use crate::memory::{Category, MemoryProbe, SystemMemory, zeroed};
 use crate::residency::{FileSource, WeightSource};
 use crate::{Error, Result};
 use memmap2::MmapMut;
-use pannier_gguf::Gguf;
+use pannier_gguf::{GgmlType, Gguf, nested};
 use pannier_kernels::{Activations, Format, Job, Kernels, Matrix, Need, Parallel, Precision, format};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -91,6 +91,10 @@ fn formats_of(model: Option<&Gguf>) -> Vec<u32> {
     let tensors = model.map_or(&[][..], |gguf| gguf.tensors());
     let mut all: Vec<u32> =
         tensors.iter().filter(|tensor| tensor.dims.len() > 1).map(|t| t.ty.id()).collect();
+    if model.is_some_and(|gguf| gguf.metadata().get(nested::VERSION_KEY).is_some()) {
+        // What stands for planes, see `speed.rs`.
+        all.extend([GgmlType::Q3_K.id(), GgmlType::Q5_K.id()]);
+    }
     all.extend(ALWAYS);
     all.sort_unstable();
     all.dedup();

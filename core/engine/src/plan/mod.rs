@@ -23,7 +23,7 @@ pub use speed::TokenTime;
 use crate::kv::{EvictWhen, KvOptions, KvTypes};
 use crate::memory::{Accountant, Category, Reservation};
 use crate::model::{Blueprint, ModelOptions, PrecisionTable, ScratchPlan};
-use crate::residency::{ResidencyPlan, ResidencyWish};
+use crate::residency::{ResidencyPlan, ResidencyWish, View};
 use crate::{Error, Result};
 use pannier_gguf::{Gguf, Value};
 use pannier_kernels::PAGE_TOKENS;
@@ -292,37 +292,29 @@ pub fn prepare_on(
         if plan.fits || options.context.is_some() || plan.max_context < LEAST_CONTEXT {
             return Ok((blueprint, plan.check()?));
         }
-        return with_context(gguf, plan.max_context, device, wish);
+        return planned(gguf, (plan.max_context, options.view), device, wish, true);
     }
-    let (blueprint, plan) = planned(gguf, DEFAULT_CONTEXT, device, wish)?;
+    let (blueprint, plan) = planned(gguf, (DEFAULT_CONTEXT, options.view), device, wish, false)?;
     if plan.fits || plan.max_context < LEAST_CONTEXT {
         return Ok((blueprint, plan.check()?));
     }
-    with_context(gguf, plan.max_context, device, wish)
+    planned(gguf, (plan.max_context, options.view), device, wish, true)
 }
 
 /// Below this a chat is no chat: refusing is kinder.
 const LEAST_CONTEXT: usize = 512;
 
+/// With a context and a view; must it fit?
 fn planned(
     gguf: &Arc<Gguf>,
-    context: usize,
+    (context, view): (usize, View),
     device: &DeviceProfile,
     wish: &PlanWish,
+    must: bool,
 ) -> Result<(Blueprint, Plan)> {
-    let blueprint = Blueprint::read(Arc::clone(gguf), &ModelOptions { context: Some(context) })?;
+    let blueprint = Blueprint::read(Arc::clone(gguf), &ModelOptions { context: Some(context), view })?;
     let plan = Plan::new(&blueprint, device, wish)?;
-    Ok((blueprint, plan))
-}
-
-fn with_context(
-    gguf: &Arc<Gguf>,
-    context: usize,
-    device: &DeviceProfile,
-    wish: &PlanWish,
-) -> Result<(Blueprint, Plan)> {
-    let (blueprint, plan) = planned(gguf, context, device, wish)?;
-    Ok((blueprint, plan.check()?))
+    Ok((blueprint, if must { plan.check()? } else { plan }))
 }
 
 fn least_copies(model: &Blueprint, wish: &ResidencyWish) -> Result<u64> {

@@ -16,7 +16,8 @@
 use super::speculation::PassTimes;
 use super::{Bound, DeviceProfile, FormatRate, Plan};
 use crate::model::{Blueprint, PrecisionTable, Role};
-use crate::residency::UnitKind;
+use crate::residency::{UnitKind, UnitTensor, View};
+use pannier_gguf::GgmlType;
 use pannier_kernels::Precision;
 use std::collections::BTreeMap;
 
@@ -70,6 +71,17 @@ impl Rates<'_> {
     }
 }
 
+/// The format whose rate stands for that of a matrix. Planes are unpacked with the same instructions as the format of their bits, and devices are
+/// measured with types of GGUF.
+fn rated_as(info: &UnitTensor) -> u32 {
+    let format = info.format_in(View::Full);
+    match (format.is_in_files(), info.fine) {
+        (true, _) => format.id,
+        (false, Some(_)) => GgmlType::Q5_K.id(),
+        (false, None) => GgmlType::Q3_K.id(),
+    }
+}
+
 /// What all matrices of a pass take.
 #[derive(Default)]
 struct Sums {
@@ -93,8 +105,9 @@ fn sums(model: &Blueprint, rates: &Rates<'_>, precision: &PrecisionTable) -> Sum
     let mut sums = Sums::default();
     for &(tensor, role) in model.roles() {
         let (Ok(unit), Ok(info)) = (layout.unit(tensor.unit()), layout.tensor(tensor)) else { continue };
-        let rate = rates.of(info.format.id, precision.get(role));
-        let seconds = info.bytes as f64 / rate.decode_bps;
+        let bytes = info.bytes_in(View::Full) as f64;
+        let rate = rates.of(rated_as(info), precision.get(role));
+        let seconds = bytes / rate.decode_bps;
         let operations = 2.0 * info.rows as f64 * info.cols as f64;
         let share = match unit.kind {
             UnitKind::Expert { layer, .. } => {
@@ -105,7 +118,7 @@ fn sums(model: &Blueprint, rates: &Rates<'_>, precision: &PrecisionTable) -> Sum
         };
         if let UnitKind::Expert { .. } = unit.kind {
             sums.experts += share * seconds;
-            sums.touched += share * info.bytes as f64;
+            sums.touched += share * bytes;
         } else {
             sums.dense += seconds;
         }

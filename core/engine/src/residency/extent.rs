@@ -1,6 +1,6 @@
 //! From the tensors of a unit to few large aligned reads.
 
-use super::layout::UnitTensor;
+use super::layout::{UnitTensor, View};
 use super::source::{DIRECT_ALIGN, WeightSource, read_needed};
 use crate::memory::Category;
 use crate::{Error, Result};
@@ -39,10 +39,13 @@ struct Extent {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extents {
     reads: Vec<Extent>,
-    /// Where each of the given tensors begins in the slab.
-    pub at: Vec<usize>,
+    /// Where the planes of each of the given tensors begin in the slab.
+    pub at: Vec<[usize; 2]>,
     /// The size of the slab; also what is read.
     pub bytes: usize,
+    /// How many reads, and bytes, are those of first planes.
+    low_reads: usize,
+    low_bytes: usize,
 }
 
 /// Reading this much that nobody wants is cheaper than another read; what packs have between tensors is less.
@@ -53,12 +56,26 @@ const SPLIT: usize = 4 << 20;
 const PIECE: usize = 8 << 20;
 
 impl Extents {
+    /// First planes come before second ones, so that reading without these is reading the front.
     pub fn of<'a>(tensors: impl IntoIterator<Item = &'a UnitTensor>) -> Result<Extents> {
+        let tensors: Vec<&UnitTensor> = tensors.into_iter().collect();
+        let mut out = Extents { at: vec![[0; 2]; tensors.len()], ..Extents::default() };
+        let first =
+            |(index, tensor): (usize, &&UnitTensor)| (index, tensor.shard, tensor.offset, tensor.bytes);
+        out.add(0, tensors.iter().enumerate().map(first).collect())?;
+        (out.low_reads, out.low_bytes) = (out.reads.len(), out.bytes);
+        let fine = tensors.iter().enumerate();
+        let fine =
+            fine.filter_map(|(index, tensor)| tensor.fine.map(|f| (index, f.shard, f.offset, f.bytes)));
+        out.add(1, fine.collect())?;
+        Ok(out)
+    }
+
+    /// Appends one plane of some tensors: index, shard, offset, bytes.
+    fn add(&mut self, plane: usize, mut sorted: Vec<(usize, usize, u64, u64)>) -> Result<()> {
         let overflow = || Error::internal("sizes of a unit overflow");
         let align = DIRECT_ALIGN as u64;
-        let mut sorted: Vec<(usize, &UnitTensor)> = tensors.into_iter().enumerate().collect();
-        sorted.sort_by_key(|(_, tensor)| (tensor.shard, tensor.offset));
-        let mut out = Extents { at: vec![0; sorted.len()], ..Extents::default() };
+        sorted.sort_by_key(|&(_, shard, offset, _)| (shard, offset));
         // Start and end in the file of the extent that is being built.
         let mut open: Option<(usize, u64, u64)> = None;
         let mut starts = Vec::with_capacity(sorted.len());
@@ -70,39 +87,43 @@ impl Extents {
             out.bytes = out.bytes.checked_add(len).ok_or_else(overflow)?;
             Ok(())
         };
-        for (index, tensor) in sorted {
-            let end = tensor.offset.checked_add(tensor.bytes).ok_or_else(overflow)?;
+        for (index, shard, offset, bytes) in sorted {
+            let end = offset.checked_add(bytes).ok_or_else(overflow)?;
             match &mut open {
-                Some((shard, _, last))
-                    if *shard == tensor.shard && tensor.offset <= last.saturating_add(GAP) =>
-                {
+                Some((other, _, last)) if *other == shard && offset <= last.saturating_add(GAP) => {
                     *last = end.max(*last);
                 }
                 _ => {
-                    close(&mut out, open.take())?;
-                    open = Some((tensor.shard, tensor.offset / align * align, end));
+                    close(self, open.take())?;
+                    open = Some((shard, offset / align * align, end));
                 }
             }
-            starts.push((index, out.reads.len(), tensor.offset));
+            starts.push((index, self.reads.len(), offset));
         }
-        close(&mut out, open)?;
+        close(self, open)?;
         for (index, read, offset) in starts {
-            let extent = out.reads.get(read).ok_or_else(overflow)?;
+            let extent = self.reads.get(read).ok_or_else(overflow)?;
             let inside = usize::try_from(offset - extent.offset).map_err(|_| overflow())?;
-            if let Some(at) = out.at.get_mut(index) {
-                *at = extent.at + inside;
+            if let Some(at) = self.at.get_mut(index) {
+                at[plane] = extent.at + inside;
             }
         }
-        Ok(out)
+        Ok(())
     }
 
-    pub fn reads(&self) -> usize {
-        self.reads.len()
+    /// How many reads a view takes.
+    pub fn reads(&self, view: View) -> usize {
+        if view == View::Low { self.low_reads } else { self.reads.len() }
     }
 
-    /// Fills a slab.
-    pub fn read(&self, source: &dyn WeightSource, slab: &mut Slab) -> Result<()> {
-        for extent in &self.reads {
+    /// How many bytes a view reads.
+    pub fn bytes_in(&self, view: View) -> usize {
+        if view == View::Low { self.low_bytes } else { self.bytes }
+    }
+
+    /// Fills a slab, or its front if the view needs no more.
+    pub fn read(&self, source: &dyn WeightSource, slab: &mut Slab, view: View) -> Result<()> {
+        for extent in self.reads.iter().take(self.reads(view)) {
             let out = slab
                 .0
                 .get_mut(extent.at..extent.at + extent.len)

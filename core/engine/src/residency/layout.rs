@@ -73,7 +73,7 @@ pub enum UnitKind {
 pub struct UnitTensor {
     /// Its name.
     pub name: String,
-    /// Its block format.
+    /// Its block format; of a matrix with two planes, that of the first alone.
     pub format: &'static Format,
     /// Rows (outputs).
     pub rows: usize,
@@ -83,8 +83,59 @@ pub struct UnitTensor {
     pub shard: usize,
     /// Where its data starts, in bytes from the start of that file.
     pub offset: u64,
+    /// How many bytes it has, without a second plane.
+    pub bytes: u64,
+    /// The second plane, if there is one and it may be used.
+    pub fine: Option<FinePlane>,
+}
+
+/// The second plane of a matrix in nested precision.
+#[derive(Clone, Copy, Debug)]
+pub struct FinePlane {
+    /// The block format of both planes together.
+    pub format: &'static Format,
+    /// Which file of a split model it is in.
+    pub shard: usize,
+    /// Where its data starts, in bytes from the start of that file.
+    pub offset: u64,
     /// How many bytes it has.
     pub bytes: u64,
+}
+
+/// Which planes of a model's matrices a pass uses. Matrices with one plane are the same in both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum View {
+    /// Only the first: about three bits per weight.
+    Low,
+    /// All: about five.
+    #[default]
+    Full,
+}
+
+impl std::fmt::Display for View {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            View::Low => "low",
+            View::Full => "full",
+        })
+    }
+}
+
+impl UnitTensor {
+    /// Bytes of the planes that a view uses.
+    pub fn bytes_in(&self, view: View) -> u64 {
+        self.bytes + self.fine_in(view).map_or(0, |fine| fine.bytes)
+    }
+
+    /// The block format that a view has.
+    pub fn format_in(&self, view: View) -> &'static Format {
+        self.fine_in(view).map_or(self.format, |fine| fine.format)
+    }
+
+    /// The second plane, if a view uses it.
+    pub fn fine_in(&self, view: View) -> Option<FinePlane> {
+        self.fine.filter(|_| view == View::Full)
+    }
 }
 
 /// A vector in a file.
@@ -114,9 +165,9 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Bytes of all its matrices.
+    /// Bytes of all its matrices, in all planes.
     pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| tensor.bytes).sum()
+        self.tensors.iter().map(|tensor| tensor.bytes_in(View::Full)).sum()
     }
 
     pub(crate) fn tensor(&self, tensor: TensorRef) -> Result<&UnitTensor> {
@@ -147,6 +198,22 @@ impl Layout {
     /// Bytes of the matrices of all units.
     pub fn bytes(&self) -> u64 {
         self.units.iter().map(Unit::bytes).sum()
+    }
+
+    /// Whether some matrix is stored in planes, of which a low view sees the first only.
+    pub fn has_planes(&self) -> bool {
+        self.units.iter().flat_map(|unit| &unit.tensors).any(|tensor| !tensor.format.is_in_files())
+    }
+
+    /// Whether some matrix has a second plane.
+    pub fn is_nested(&self) -> bool {
+        self.fine_bytes() > 0
+    }
+
+    /// Bytes of all second planes.
+    pub fn fine_bytes(&self) -> u64 {
+        let tensors = self.units.iter().flat_map(|unit| &unit.tensors);
+        tensors.filter_map(|tensor| tensor.fine).map(|fine| fine.bytes).sum()
     }
 
     /// The small tensors.

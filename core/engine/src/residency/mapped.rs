@@ -1,7 +1,9 @@
 //! Everything fits: weights are the clean pages of the mapped file, without a copy.
 
 use super::vectors::Vectors;
-use super::{FileSource, Layout, TensorRef, UnitGuard, UnitId, VectorRef, WeightStore, matrix};
+use super::{
+    CurrentView, FileSource, Layout, TensorRef, UnitGuard, UnitId, VectorRef, View, WeightStore, matrix,
+};
 use crate::memory::Accountant;
 use crate::{Error, Result};
 use pannier_gguf::Gguf;
@@ -13,6 +15,7 @@ pub struct MappedStore {
     gguf: Arc<Gguf>,
     layout: Layout,
     vectors: Vectors,
+    view: CurrentView,
     /// Watches the files; `None` for a model made from bytes.
     files: Option<FileSource>,
 }
@@ -25,7 +28,8 @@ impl MappedStore {
     pub fn new(gguf: Arc<Gguf>, layout: Layout, accountant: &Accountant) -> Result<MappedStore> {
         let vectors = Vectors::new(&gguf, &layout, accountant)?;
         let files = FileSource::watch(&gguf)?;
-        Ok(MappedStore { gguf, layout, vectors, files })
+        let view = CurrentView::of(&layout);
+        Ok(MappedStore { gguf, layout, vectors, view, files })
     }
 }
 
@@ -35,21 +39,25 @@ impl WeightStore for MappedStore {
     }
 
     fn acquire(&self, unit: UnitId) -> Result<UnitGuard<'_>> {
-        Ok(UnitGuard::mapped(unit, self.layout.unit(unit)?, self.gguf.shards()))
+        Ok(UnitGuard::mapped((unit, self.layout.unit(unit)?, self.view.get()), self.gguf.shards()))
     }
 
     fn row(&self, tensor: TensorRef, row: usize, out: &mut [f32]) -> Result<()> {
         let info = self.layout.unit(tensor.unit())?.tensor(tensor)?;
-        let matrix = matrix(info, self.gguf.shards())?;
+        let matrix = matrix(info, self.view.get(), self.gguf.shards())?;
         if row >= matrix.rows() || out.len() != matrix.cols() {
             return Err(Error::internal(format!("row {row} of tensor {:?}", info.name)));
         }
-        matrix.format().decode_row(matrix.row(row), out);
+        matrix.decode_row(row, out);
         Ok(())
     }
 
     fn vector(&self, vector: VectorRef) -> Result<&[f32]> {
         self.vectors.get(vector)
+    }
+
+    fn set_view(&self, view: View) {
+        self.view.set(view);
     }
 
     /// A file that another process truncates takes the mapped pages away, and touching them would stop this process. Looking

@@ -19,7 +19,9 @@ mod trace;
 mod vectors;
 
 pub use directory::{Admission, ExpertDirectory, ExpertKey};
-pub use layout::{Layout, TensorRef, Unit, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor};
+pub use layout::{
+    FinePlane, Layout, TensorRef, Unit, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor, View,
+};
 pub use mapped::MappedStore;
 pub use open::open;
 pub use plan::{ResidencyPlan, ResidencyWish, Shortfall, UnitPlace};
@@ -34,6 +36,7 @@ use extent::Slab;
 use pannier_gguf::Shard;
 use pannier_kernels::Matrix;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use streaming::Place;
 
 /// Gives out the weights of one model.
@@ -84,6 +87,12 @@ pub trait WeightStore: Send + Sync + std::fmt::Debug {
     /// A router has chosen, for one token: what a cache learns from. `probabilities` has one entry per expert of the layer.
     fn routed(&self, layer: usize, chosen: &[u16], probabilities: &[f32]) {
         let _ = (layer, chosen, probabilities);
+    }
+
+    /// The planes that units have from now on, of a model in nested precision. Called between passes.
+    /// Without the fine planes there is one view, which is both.
+    fn set_view(&self, view: View) {
+        let _ = view;
     }
 
     /// A forward pass begins. Called between tokens, so this is where a store changes its size.
@@ -184,6 +193,7 @@ impl FlashStats {
 pub struct UnitGuard<'a> {
     id: UnitId,
     unit: &'a Unit,
+    view: View,
     bytes: UnitBytes<'a>,
 }
 
@@ -200,18 +210,18 @@ enum UnitBytes<'a> {
 }
 
 impl<'a> UnitGuard<'a> {
-    fn mapped(id: UnitId, unit: &'a Unit, shards: &'a [Shard]) -> Self {
-        UnitGuard { id, unit, bytes: UnitBytes::Mapped(shards) }
+    fn mapped((id, unit, view): (UnitId, &'a Unit, View), shards: &'a [Shard]) -> Self {
+        UnitGuard { id, unit, view, bytes: UnitBytes::Mapped(shards) }
     }
 
     fn held(
-        (id, unit): (UnitId, &'a Unit),
+        (id, unit, view): (UnitId, &'a Unit, View),
         pinned: Option<Arc<Slab>>,
         moving: Option<Arc<Slab>>,
         places: &'a [Place],
         store: &'a StreamingStore,
     ) -> Self {
-        UnitGuard { id, unit, bytes: UnitBytes::Held { pinned, moving, places, store } }
+        UnitGuard { id, unit, view, bytes: UnitBytes::Held { pinned, moving, places, store } }
     }
 
     /// A matrix of this unit.
@@ -224,16 +234,17 @@ impl<'a> UnitGuard<'a> {
         }
         let info = self.unit.tensor(tensor)?;
         let (pinned, moving, places) = match &self.bytes {
-            UnitBytes::Mapped(shards) => return matrix(info, shards),
+            UnitBytes::Mapped(shards) => return matrix(info, self.view, shards),
             UnitBytes::Held { pinned, moving, places, .. } => (pinned, moving, places),
         };
         let bytes = places.get(tensor.slot()).and_then(|place| {
-            let slab = if place.pinned { pinned } else { moving }.as_ref()?;
-            slab.bytes().get(place.at..place.at.checked_add(usize::try_from(info.bytes).ok()?)?)
+            let slab = if place.pinned { pinned } else { moving }.as_ref()?.bytes();
+            let part = |at: usize, bytes: u64| slab.get(at..at.checked_add(usize::try_from(bytes).ok()?)?);
+            let fine = info.fine_in(self.view).map_or(Some(&[][..]), |fine| part(place.at[1], fine.bytes))?;
+            Some((part(place.at[0], info.bytes)?, fine))
         });
         let bytes = bytes.ok_or_else(|| Error::internal(format!("tensor {:?} is in no slab", info.name)))?;
-        Matrix::new(info.format, info.rows, info.cols, bytes)
-            .map_err(|error| Error::internal(format!("tensor {:?}: {error}", info.name)))
+        planes(info, self.view, bytes)
     }
 }
 
@@ -258,13 +269,48 @@ impl std::fmt::Debug for UnitGuard<'_> {
 }
 
 /// A matrix as it lies in the mapping of its file.
-fn matrix<'a>(info: &UnitTensor, shards: &'a [Shard]) -> Result<Matrix<'a>> {
-    let bytes = shards.get(info.shard).and_then(|shard| {
-        let start = usize::try_from(info.offset).ok()?;
-        shard.bytes().get(start..start.checked_add(usize::try_from(info.bytes).ok()?)?)
-    });
-    let bytes =
-        bytes.ok_or_else(|| Error::internal(format!("tensor {:?} is outside its file", info.name)))?;
-    Matrix::new(info.format, info.rows, info.cols, bytes)
+fn matrix<'a>(info: &UnitTensor, view: View, shards: &'a [Shard]) -> Result<Matrix<'a>> {
+    let part = |shard: usize, offset: u64, bytes: u64| {
+        let start = usize::try_from(offset).ok()?;
+        shards.get(shard)?.bytes().get(start..start.checked_add(usize::try_from(bytes).ok()?)?)
+    };
+    let low = part(info.shard, info.offset, info.bytes);
+    let fine = info.fine_in(view).map_or(Some(&[][..]), |fine| part(fine.shard, fine.offset, fine.bytes));
+    let bytes = low.zip(fine);
+    planes(
+        info,
+        view,
+        bytes.ok_or_else(|| Error::internal(format!("tensor {:?} is outside its file", info.name)))?,
+    )
+}
+
+/// A matrix of these planes.
+fn planes<'a>(info: &UnitTensor, view: View, (low, fine): (&'a [u8], &'a [u8])) -> Result<Matrix<'a>> {
+    Matrix::planes(info.format_in(view), info.rows, info.cols, low, fine)
         .map_err(|error| Error::internal(format!("tensor {:?}: {error}", info.name)))
+}
+
+/// The view that a store's units have now.
+#[derive(Debug)]
+struct CurrentView {
+    low: AtomicBool,
+    /// Whether the fine planes are there.
+    nested: bool,
+}
+
+impl CurrentView {
+    /// Full, unless the fine planes were left out.
+    fn of(layout: &Layout) -> CurrentView {
+        CurrentView { low: AtomicBool::new(false), nested: layout.is_nested() }
+    }
+
+    fn get(&self) -> View {
+        if self.low.load(Ordering::Relaxed) { View::Low } else { View::Full }
+    }
+
+    /// Whether it was another before. Without fine planes there is nothing to choose: what is there is all.
+    fn set(&self, view: View) -> bool {
+        let low = self.nested && view == View::Low;
+        self.low.swap(low, Ordering::Relaxed) != low
+    }
 }

@@ -19,7 +19,9 @@ use super::plan::{ResidencyPlan, streamed_units};
 use super::policy::{self, ExpertGrid, Visit};
 use super::source::{FileSource, WeightSource, read_needed};
 use super::vectors::Vectors;
-use super::{FlashStats, Layout, TensorRef, UnitGuard, UnitId, UnitKind, VectorRef, WeightStore};
+use super::{
+    CurrentView, FlashStats, Layout, TensorRef, UnitGuard, UnitId, UnitKind, VectorRef, View, WeightStore,
+};
 use crate::memory::{Accountant, Category, Reservation};
 use crate::{Error, Result};
 use experts::ExpertCache;
@@ -58,6 +60,7 @@ impl Default for StreamOptions {
 pub struct StreamingStore {
     layout: Layout,
     vectors: Vectors,
+    view: CurrentView,
     plan: ResidencyPlan,
     units: Vec<UnitState>,
     shared: Arc<Shared>,
@@ -93,7 +96,8 @@ enum Moving {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub pinned: bool,
-    pub at: usize,
+    /// Of each plane.
+    pub at: [usize; 2],
 }
 
 /// What lanes and callers share.
@@ -161,10 +165,10 @@ impl Shared {
         on.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, extents: &Extents, slab: &mut Slab) -> Result<(), Failure> {
-        extents.read(&*self.source, slab).map_err(|error| Failure::of(&error))?;
-        self.counters.bytes.fetch_add(extents.bytes as u64, Ordering::Relaxed);
-        self.counters.reads.fetch_add(extents.reads() as u64, Ordering::Relaxed);
+    fn read(&self, extents: &Extents, slab: &mut Slab, view: View) -> Result<(), Failure> {
+        extents.read(&*self.source, slab, view).map_err(|error| Failure::of(&error))?;
+        self.counters.bytes.fetch_add(extents.bytes_in(view) as u64, Ordering::Relaxed);
+        self.counters.reads.fetch_add(extents.reads(view) as u64, Ordering::Relaxed);
         Ok(())
     }
 
@@ -206,7 +210,7 @@ impl StreamingStore {
                 UnitKind::Embedding => {}
                 UnitKind::Expert { layer, expert } => {
                     let extents = Extents::of(&unit.tensors)?;
-                    let at = |&at: &usize| Place { pinned: false, at };
+                    let at = |&at: &[usize; 2]| Place { pinned: false, at };
                     state.places = extents.at.iter().map(at).collect();
                     let key = grid
                         .key(layer, expert)
@@ -226,12 +230,12 @@ impl StreamingStore {
                         .iter()
                         .map(|&pinned| Place {
                             pinned,
-                            at: *if pinned { stay.next() } else { move_.next() }.unwrap_or(&0),
+                            at: *if pinned { stay.next() } else { move_.next() }.unwrap_or(&[0; 2]),
                         })
                         .collect();
                     if stays.bytes > 0 {
                         let mut slab = Slab::new(stays.bytes, Category::Weights)?;
-                        stays.read(&*source, &mut slab)?;
+                        stays.read(&*source, &mut slab, View::Full)?;
                         state.pinned = Some(Arc::new(slab));
                     }
                     if moves.bytes > 0 {
@@ -271,6 +275,7 @@ impl StreamingStore {
             state.experts.guesses.allow(options.guess && options.prefetch);
         }
         let mut store = StreamingStore {
+            view: CurrentView::of(&layout),
             layout,
             vectors,
             plan,
@@ -337,20 +342,34 @@ impl WeightStore for StreamingStore {
             Moving::Ring(turn) => Some(ring::take(&self.shared, turn)?),
             Moving::Cache(key) => Some(experts::take(&self.shared, key)?),
         };
-        Ok(UnitGuard::held((id, self.layout.unit(id)?), unit.pinned.clone(), moving, &unit.places, self))
+        Ok(UnitGuard::held(
+            (id, self.layout.unit(id)?, self.view.get()),
+            unit.pinned.clone(),
+            moving,
+            &unit.places,
+            self,
+        ))
     }
 
     fn row(&self, tensor: TensorRef, row: usize, out: &mut [f32]) -> Result<()> {
         let info = self.layout.unit(tensor.unit())?.tensor(tensor)?;
         let wrong = || Error::internal(format!("row {row} of tensor {:?}", info.name));
-        let bytes = info.format.row_bytes(info.cols).ok_or_else(wrong)?;
         if row >= info.rows || out.len() != info.cols {
             return Err(wrong());
         }
-        let mut data = vec![0u8; bytes];
-        let offset = info.offset + (row as u64) * bytes as u64;
-        read_needed(&*self.shared.source, info.shard, offset, &mut data, bytes)?;
-        info.format.decode_row(&data, out);
+        let view = self.view.get();
+        let format = info.format_in(view);
+        let mut data = vec![0u8; format.row_bytes(info.cols).ok_or_else(wrong)?];
+        let planes = [(info.shard, info.offset, info.bytes)];
+        let fine = info.fine_in(view).map(|fine| (fine.shard, fine.offset, fine.bytes));
+        let mut rest = data.as_mut_slice();
+        for (shard, offset, bytes) in planes.into_iter().chain(fine) {
+            let bytes = bytes / info.rows as u64;
+            let (part, tail) = rest.split_at_mut_checked(bytes as usize).ok_or_else(wrong)?;
+            read_needed(&*self.shared.source, shard, offset + row as u64 * bytes, part, part.len())?;
+            rest = tail;
+        }
+        format.decode_row(&data, out);
         Ok(())
     }
 
@@ -392,6 +411,13 @@ impl WeightStore for StreamingStore {
     fn routed(&self, layer: usize, chosen: &[u16], probabilities: &[f32]) {
         let probabilities = (!probabilities.is_empty()).then_some(probabilities);
         self.shared.lock().experts.routed(|layer| Visit { layer, chosen, probabilities }, layer);
+    }
+
+    fn set_view(&self, view: View) {
+        if self.view.set(view) {
+            self.shared.lock().ring.set_view(self.view.get());
+            self.shared.work.notify_all();
+        }
     }
 
     fn begin_pass(&self) -> Result<()> {

@@ -62,7 +62,7 @@ pub(super) fn plan_draft(
     };
     let trained = Blueprint::read(Arc::clone(&gguf), &ModelOptions::default())?.spec().trained_context;
     let context = options.context.unwrap_or(DEFAULT_CONTEXT).min(trained.max(1));
-    let of = ModelOptions { context: Some(context) };
+    let of = ModelOptions { context: Some(context), ..ModelOptions::default() };
     // First without a limit: a draft model is worth its memory only if all of it is there.
     let unlimited = PlanWish { budget: None, chunk: Some(DRAFT_CHUNK), threads, kv: draft_kv(options) };
     let (blueprint, plan) = plan::prepare(&gguf, &of, &unlimited)?;

@@ -5,7 +5,10 @@ use crate::memory::{MemoryPressure, ThermalLevel};
 use std::time::Duration;
 
 use crate::Error;
+use crate::residency::View;
 use crate::sampling::TokenInfo;
+
+use super::ViewReason;
 
 /// One event of a generation. Every generation gives exactly one terminal event, and nothing after it.
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +101,13 @@ pub enum Notice {
         /// Threads that compute.
         threads: usize,
     },
+    /// Which view of a model in nested precision goes on from here; told when that was left to the engine.
+    View {
+        /// The view.
+        view: View,
+        /// Why.
+        reason: ViewReason,
+    },
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     IncompleteCharacter,
 }
@@ -169,6 +179,8 @@ pub struct GenerationStats {
     pub cached_tokens: usize,
     /// Element types of the KV cache that the answer was computed with.
     pub kv_types: KvTypes,
+    /// The view of the weights that the last token was computed with; full, unless the model is in nested precision.
+    pub view: View,
     /// Positions that the policy of the cache has forgotten meanwhile.
     pub evicted: usize,
     /// Tokens drawn, the end-of-generation token included.

@@ -18,13 +18,15 @@ use super::answer::{Answer, Drawn};
 use super::control::{Control, StopReason, Watchdog};
 use super::core::{Cache, Delivery};
 use super::decode::Decode;
+use super::precision::{UNSURE, WATCHED};
 use super::{
     Completion, FinishReason, GenerationEvent, GenerationOptions, GenerationStats, Model, Notice,
-    SessionError, reuse,
+    SessionError, ViewReason, precision, reuse,
 };
 use crate::kv::Evicted;
 use crate::memory::{Category, MemoryPressure, Reservation};
 use crate::model::Forward;
+use crate::residency::View;
 use crate::speculate::{DraftModel, Ngram, Proposer, Speculation, SpeculationError, Speculator};
 use crate::{Error, Result};
 
@@ -105,10 +107,15 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
     fn run(&mut self, prompt: &[u32]) -> Result<FinishReason> {
         self.check()?;
         self.measure_memory();
-        let cached = self.reuse(prompt)?;
+        let choice = precision::choose(self.model, self.options.weight_precision, prompt.len())?;
+        let cached = self.reuse(prompt, choice.view)?;
         self.stats.cached_tokens = cached;
         self.speculator = self.speculation()?;
         self.delivery.send(GenerationEvent::Started { prompt_tokens: prompt.len(), cached_tokens: cached });
+        if let Some(reason) = choice.reason {
+            self.delivery.send(GenerationEvent::Notice(Notice::View { view: choice.view, reason }));
+        }
+        let mut watch = choice.watch;
         let mut next = self.prefill(prompt.get(cached..).unwrap_or_default())?;
         self.measure_memory();
         while let Some(drawn) = next {
@@ -124,10 +131,36 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
                 self.measure_memory();
             }
             self.check()?;
+            if watch && self.answer.drawn >= WATCHED {
+                watch = false;
+                self.judge_view()?;
+            }
             next = self.pass(&[drawn.id], true)?;
         }
         // Only a prompt with nothing to generate gives no token.
         Ok(FinishReason::Length)
+    }
+
+    /// The low view has drawn the first words: whether it goes on, or the full view does, which reads the text so far for it.
+    fn judge_view(&mut self) -> Result<()> {
+        let first = self.answer.tokens.get(..WATCHED).unwrap_or(&self.answer.tokens);
+        let mean = first.iter().map(|token| token.entropy).sum::<f32>() / first.len().max(1) as f32;
+        let (view, reason) =
+            if mean > UNSURE { (View::Full, ViewReason::Unsure) } else { (View::Low, ViewReason::Sure) };
+        self.delivery.send(GenerationEvent::Notice(Notice::View { view, reason }));
+        if view == View::Low {
+            return Ok(());
+        }
+        let tokens = self.cache.as_ref().map(|cache| cache.tokens.clone()).unwrap_or_default();
+        let control = Arc::clone(self.control);
+        let reused = reuse::reuse(self.model, self.cache, &tokens, view, || control.reason().is_some())?;
+        self.stats.view = view;
+        let how = self.model.prompt_steps;
+        for step in reuse::steps(how, self.model.prefill_chunk, reused.kept, tokens.len()) {
+            self.check()?;
+            self.pass(tokens.get(step).unwrap_or_default(), false)?;
+        }
+        Ok(())
     }
 
     /// Who guesses tokens, if somebody does.
@@ -175,9 +208,10 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
 
     /// Forgets what the cache has beyond the prompt's own start. Gives how many tokens need no work. At least one is always
     /// read: its logits are needed.
-    fn reuse(&mut self, prompt: &[u32]) -> Result<usize> {
+    fn reuse(&mut self, prompt: &[u32], view: View) -> Result<usize> {
         let control = Arc::clone(self.control);
-        let reused = reuse::reuse(self.model, self.cache, prompt, || control.reason().is_some())?;
+        let reused = reuse::reuse(self.model, self.cache, prompt, view, || control.reason().is_some())?;
+        self.stats.view = view;
         if reused.lost > 0 {
             self.delivery.send(GenerationEvent::Notice(Notice::PrefixNotReused { tokens: reused.lost }));
         }
@@ -226,7 +260,8 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         // The first thing to go when memory is scarce.
         let scarce = pressure.is_some_and(|level| level > MemoryPressure::Normal);
         let released = model.draft.as_ref().filter(|_| scarce).and_then(|draft| draft.release());
-        let decoding = self.answer.drawn > 0;
+        // Reading a text again is reading.
+        let decoding = self.answer.drawn > 0 && sample;
         let decode = Decode {
             cache,
             answer: &mut self.answer,

@@ -9,7 +9,7 @@ use pannier_kernels::{Kernels, Parallel};
 use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
 
 use super::draft::plan_draft;
-use super::{Clock, DraftOptions, Model, ModelInfo, ModelParts, MonotonicClock};
+use super::{Clock, DraftOptions, Model, ModelInfo, ModelParts, MonotonicClock, WeightPrecision};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
 use crate::model::{Blueprint, ExpertShortcuts, ModelOptions, PrecisionTable, Runner, RunnerOptions};
@@ -42,6 +42,9 @@ pub struct LoadOptions {
     pub kv: KvOptions,
     /// How activations are rounded; `None`: as is best for the model's size.
     pub precision: Option<PrecisionTable>,
+    /// Which view of a file in nested precision is loaded, and answers if a request does not say. With [`WeightPrecision::Low`] the fine planes are
+    /// never read and there is no other view; else a request may ask for any.
+    pub weight_precision: WeightPrecision,
     /// Experts that may be left out. Off by default: answers differ from the model's own, and its notes say so.
     pub shortcuts: ExpertShortcuts,
     /// The kernels; `None`: the fastest of the machine.
@@ -67,6 +70,7 @@ impl Default for LoadOptions {
             stream: StreamOptions::default(),
             kv: runner.kv,
             precision: runner.precision,
+            weight_precision: WeightPrecision::default(),
             shortcuts: runner.shortcuts,
             kernels: None,
             clock: Arc::new(MonotonicClock::default()),
@@ -85,6 +89,7 @@ impl std::fmt::Debug for LoadOptions {
             .field("prefill_chunk", &self.prefill_chunk)
             .field("draft", &self.draft)
             .field("kv", &self.kv)
+            .field("weight_precision", &self.weight_precision)
             .finish_non_exhaustive()
     }
 }
@@ -106,7 +111,12 @@ impl LoadOptions {
         let usual = RunnerOptions::default().chunk;
         let chunk = (self.prefill_chunk < usual).then_some(self.prefill_chunk);
         let wish = PlanWish { budget, chunk, threads: self.threads(), kv: self.kv };
-        plan::prepare_on(gguf, device, &ModelOptions { context: self.context }, &wish)
+        plan::prepare_on(
+            gguf,
+            device,
+            &ModelOptions { context: self.context, view: self.weight_precision.loaded() },
+            &wish,
+        )
     }
 }
 
@@ -223,6 +233,9 @@ impl Model<Runner> {
             shortcuts: options.shortcuts,
         };
         notes.extend(options.shortcuts.describe());
+        if options.weight_precision == WeightPrecision::Low {
+            notes.push("the low view of the weights: answers differ from those of the full view".to_owned());
+        }
         let runner = Runner::new(loaded, Arc::clone(&pool), &runner_options, &accountant)?;
         let draft = draft.map(|draft| draft.load(options, pool, plan.weight_bytes)).transpose()?;
         let name = gguf.metadata().opt_str("general.name").ok().flatten().unwrap_or_default().to_owned();
@@ -235,6 +248,7 @@ impl Model<Runner> {
             isa: format!("{:?}", runner.kernels().isa()),
             kv_types: options.kv.types,
             kv_policy: options.kv.policy,
+            weight_precision: options.weight_precision,
             notes,
             load_time: options.clock.now().saturating_sub(begun),
         };

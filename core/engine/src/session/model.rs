@@ -7,13 +7,14 @@ use pannier_tokenizer::{ChatTemplate, EncodeOptions, TemplateError, Tokenizer, T
 
 use super::core::SessionCore;
 use super::turnstile::Turnstile;
-use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError};
+use super::{ChatOptions, ChatSession, Clock, MonotonicClock, Session, SessionError, WeightPrecision};
 use crate::kv::{KvPolicy, KvTypes};
 use crate::memory::{
     Accountant, MemoryPressure, MemoryProbe, MemoryReading, PressureMonitor, PressureOptions, Reservation,
     SystemMemory, ThermalLevel, ThermalMonitor,
 };
 use crate::model::{Forward, PromptSteps, Runner};
+use crate::residency::View;
 use crate::speculate::{Draft, Governor};
 use crate::{Error, Result};
 
@@ -62,6 +63,8 @@ pub struct ModelInfo {
     pub kv_types: KvTypes,
     /// What the KV cache may forget.
     pub kv_policy: KvPolicy,
+    /// Which view of a file in nested precision answers, if a request does not say.
+    pub weight_precision: WeightPrecision,
     /// What was wrong in the file and how it was mended.
     pub notes: Vec<String>,
     /// How long loading took.
@@ -100,6 +103,9 @@ pub struct Model<F: Forward = Runner> {
     template: Result<Arc<ChatTemplate>, TemplateError>,
     pub(super) vocab: usize,
     pub(super) context: usize,
+    pub(super) weight_precision: WeightPrecision,
+    /// Whether there is a low view, and a full one.
+    pub(super) views: (bool, bool),
     pub(super) prefill_chunk: usize,
     pub(super) prompt_steps: PromptSteps,
     pub(super) clock: Arc<dyn Clock>,
@@ -119,6 +125,8 @@ impl<F: Forward> Model<F> {
         Arc::new(Self {
             vocab: parts.forward.vocab(),
             context: parts.forward.context(),
+            weight_precision: parts.info.weight_precision,
+            views: (parts.forward.has_view(View::Low), parts.forward.has_view(View::Full)),
             prompt_steps: parts.forward.prompt_steps(),
             forward: Turnstile::new(parts.forward),
             draft: parts.draft.map(Arc::new),

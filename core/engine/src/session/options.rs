@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Canceller;
+use super::{Canceller, WeightPrecision};
 use crate::sampling::{LogitHook, SamplerOptions};
 use crate::speculate::Speculation;
 
@@ -27,6 +27,9 @@ pub struct GenerationOptions {
     pub speculation: Speculation,
     /// Always guess so many tokens, at most [`MAX_DRAFT`](crate::speculate::MAX_DRAFT), whether it pays or not; `None`: as many as pay.
     pub draft_len: Option<usize>,
+    /// Which view of a model in nested precision answers; `None`: as the model was loaded. Views are never mixed: what a session has read with another
+    /// one is read again.
+    pub weight_precision: Option<WeightPrecision>,
 }
 
 impl GenerationOptions {
@@ -49,6 +52,7 @@ impl Clone for GenerationOptions {
             hooks: self.hooks.iter().map(|h| h.fork()).collect(),
             speculation: self.speculation.clone(),
             draft_len: self.draft_len,
+            weight_precision: self.weight_precision,
         }
     }
 }
@@ -64,6 +68,7 @@ impl std::fmt::Debug for GenerationOptions {
             .field("hooks", &self.hooks.len())
             .field("speculation", &self.speculation)
             .field("draft_len", &self.draft_len)
+            .field("weight_precision", &self.weight_precision)
             .finish_non_exhaustive()
     }
 }

@@ -10,6 +10,7 @@ use super::core::{Cache, SessionCore};
 use super::{Model, SessionError};
 use crate::kv::Evicted;
 use crate::model::{Forward, PromptSteps};
+use crate::residency::View;
 use crate::{Error, Result};
 
 /// How much of a prompt is there already.
@@ -26,23 +27,33 @@ pub(super) fn reuse<F: Forward>(
     model: &Model<F>,
     cache: &mut Option<Cache<F::Seq>>,
     prompt: &[u32],
+    view: View,
     stop: impl Fn() -> bool,
 ) -> Result<Reused> {
     let wanted = prompt.get(..prompt.len().saturating_sub(1)).unwrap_or_default();
+    // Keys and values of another view are of no use. What the draft model has read still is.
+    let other = cache.take_if(|have| F::view(&have.seq) != view).map(|other| (other.tokens, other.draft));
     let Some(have) = cache.as_mut() else {
-        let seq = model.forward.with(stop, |forward| match forward.resume(wanted)? {
-            Some(seq) => Ok::<_, Error>(seq),
-            None => forward.new_seq(),
+        let seq = model.forward.with(stop, |forward| -> Result<_> {
+            forward.set_view(view)?;
+            match forward.resume(wanted)? {
+                Some(seq) => Ok(seq),
+                None => forward.new_seq(),
+            }
         })??;
         let kept = F::len(&seq);
-        *cache = Some(Cache { tokens: wanted.get(..kept).unwrap_or_default().to_vec(), ..Cache::new(seq) });
-        return Ok(Reused { kept, lost: 0 });
+        let tokens = wanted.get(..kept).unwrap_or_default().to_vec();
+        let (before, draft) = other.unwrap_or_default();
+        *cache = Some(Cache { tokens, draft, ..Cache::new(seq) });
+        let common = before.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+        return Ok(Reused { kept, lost: common.saturating_sub(kept) });
     };
     let common = have.tokens.iter().zip(wanted).take_while(|(a, b)| a == b).count();
     if common == have.tokens.len() && common > 0 {
         return Ok(Reused { kept: common, lost: 0 });
     }
     let (kept, seq) = model.forward.with(stop, |forward| -> Result<_> {
+        forward.set_view(view)?;
         let other = |forward: &mut F| -> Result<Option<(usize, Option<F::Seq>)>> {
             Ok(forward.resume(wanted)?.map(|seq| (F::len(&seq), Some(seq))))
         };
@@ -141,7 +152,14 @@ impl<F: Forward> Model<F> {
         let file =
             File::open(path).map_err(|source| Error::Io { action: "open", path: path.to_owned(), source })?;
         let mut input = BufReader::with_capacity(256 << 10, file);
-        self.forward.with(|| false, |forward| forward.restore(&mut input))?
+        let view = self.weight_precision.loaded();
+        self.forward.with(
+            || false,
+            |forward| {
+                forward.set_view(view)?;
+                forward.restore(&mut input)
+            },
+        )?
     }
 
     /// Makes what a session has saved available to all sessions of this model whose prompts begin alike: a system prompt that
@@ -155,6 +173,8 @@ impl<F: Forward> Model<F> {
             || false,
             |forward| {
                 forward.publish(&seq, &tokens);
+                // A view that gave a sequence is there.
+                let _ = forward.set_view(F::view(&seq));
                 forward.published(&tokens)
             },
         )?;

@@ -58,6 +58,7 @@ fn file(folder: &Path) -> (Gguf, Layout, Vec<Vec<[TensorRef; 3]>>) {
                     shard: 0,
                     offset: info.offset + bytes * expert as u64,
                     bytes,
+                    fine: None,
                 };
                 layout.add_matrix(unit, tensor).unwrap()
             }));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 fn assembly<'a>(path: &'a Path, progress: &'a dyn Progress) -> Assembly<'a> {
     let mut metadata = Metadata::new();
     metadata.insert("general.architecture", "test");
-    let target = |name: &str, dims: &[u64], ty| Target { name: name.to_owned(), dims: dims.to_vec(), ty };
+    let target = |name: &str, dims: &[u64], ty| Target::whole(name.to_owned(), dims.to_vec(), ty);
     let targets = vec![
         target("a", &[256, 3000], GgmlType::Q8_0),
         target("b", &[7], GgmlType::F32),
@@ -17,7 +17,7 @@ fn assembly<'a>(path: &'a Path, progress: &'a dyn Progress) -> Assembly<'a> {
 /// Bytes that say where they belong.
 fn fill(piece: &Piece, out: &mut [u8]) -> Result<()> {
     for (index, byte) in out.iter_mut().enumerate() {
-        *byte = (piece.tensor as u64 * 31 + piece.offset + index as u64) as u8;
+        *byte = (piece.tensor as u64 * 31 + piece.spans[0].offset + index as u64) as u8;
     }
     Ok(())
 }

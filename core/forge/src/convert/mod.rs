@@ -254,7 +254,7 @@ pub fn convert(
     }
     let targets: Vec<Target> = recipes
         .iter()
-        .map(|recipe| Target { name: recipe.name.clone(), dims: recipe.dims.clone(), ty: recipe.ty })
+        .map(|recipe| Target::whole(recipe.name.clone(), recipe.dims.clone(), recipe.ty))
         .collect();
     let (architecture, tensors) = (architecture.name.to_owned(), targets.len());
     let assembly = Assembly {

@@ -2,6 +2,10 @@
 //!
 //! The same plan as in `scaled`: 16 candidates at once, each improved by turns (nearest q for a and b, then the best a and b
 //! for these q, a 2 × 2 system), then integers around the ideal ones under the super-block's two f16 steps.
+//!
+//! For nested precision every weight counts twice: as the level q that the full view gives it, and as the middle `4 * (q / 4) + 1.5` of the four
+//! levels that the low view cannot tell apart. Both are levels of the same a and b, so the moments are sums over both, and all else is the
+//! same. The nearest q is also in the nearest group of four: the views do not disagree about q, only about a and b.
 
 use super::scaled::{LANES, Lanes, best, clamp, inverse, round};
 use half::f16;
@@ -13,16 +17,42 @@ struct Moments {
     qx: Lanes,
 }
 
+/// How much an error of the full view counts, relative to one of the low view. Its steps are a quarter as long, so its squared error is about a
+/// sixteenth: at 16, a tenth more of the one would weigh as much as a tenth more of the other. But a tenth more of an error that costs 0.3% of
+/// perplexity is nothing beside a tenth more of one that costs 15%. On real rows (`both_views_of_real_rows_…` in `q45k.rs`), error against that of Q3_K and
+/// Q5_K alone: 16 gives 1.083 and 1.025, 8 gives 1.043 and 1.075, 2 gives 0.988 and 1.263, 0.5 gives 0.969 and 1.471. What 2 and 0.5 do to the perplexity of
+/// a model is in `benches/record/2026-11-30-nested.md`.
+const FULL: f32 = 0.5;
+
+/// Times that a weight counts.
+const fn counts(nested: bool) -> f32 {
+    if nested { 1.0 + FULL } else { 1.0 }
+}
+
 #[inline(always)]
-fn moments<const N: usize>(x: &[f32; N], w: &[f32; N], inverse: &Lanes, b: &Lanes, top: f32) -> Moments {
+fn moments<const N: usize, const NESTED: bool>(
+    x: &[f32; N],
+    w: &[f32; N],
+    inverse: &Lanes,
+    b: &Lanes,
+    top: f32,
+) -> Moments {
     let mut sums = Moments { q: [0.0; LANES], qq: [0.0; LANES], qx: [0.0; LANES] };
     for i in 0..N {
         for lane in 0..LANES {
             let q = round(clamp((x[i] - b[lane]) * inverse[lane], 0.0, top));
-            let wq = w[i] * q;
-            sums.q[lane] += wq;
-            sums.qq[lane] += wq * q;
-            sums.qx[lane] += wq * x[i];
+            if NESTED {
+                let middle = 4.0 * round((q - 1.5) * 0.25) + 1.5;
+                let both = FULL * q + middle;
+                sums.q[lane] += w[i] * both;
+                sums.qq[lane] += w[i] * (FULL * q * q + middle * middle);
+                sums.qx[lane] += w[i] * both * x[i];
+            } else {
+                let wq = w[i] * q;
+                sums.q[lane] += wq;
+                sums.qq[lane] += wq * q;
+                sums.qx[lane] += wq * x[i];
+            }
         }
     }
     sums
@@ -59,9 +89,29 @@ const STARTS: [(f32, f32); LANES] = [
     (1.8, 0.9),
 ];
 
+/// The same for nested precision, whose low view covers half a step more at either end.
+const NESTED_STARTS: [(f32, f32); LANES] = [
+    (-2.0, 0.0),
+    (-1.0, 0.0),
+    (0.0, 0.0),
+    (0.5, 0.25),
+    (1.0, 0.5),
+    (2.0, 1.0),
+    (3.0, 1.5),
+    (4.0, 2.0),
+    (5.0, 2.5),
+    (6.5, 3.2),
+    (3.0, 0.5),
+    (3.0, 2.5),
+    (5.0, 0.5),
+    (5.0, 4.5),
+    (1.5, 0.0),
+    (1.5, 1.5),
+];
+
 /// The best free a and b; with `negative`, b is at most 0 as the K-quants need it.
 #[inline(always)]
-fn search<const N: usize>(x: &[f32; N], w: &[f32; N], top: f32, negative: bool) -> Fit {
+fn search<const N: usize, const NESTED: bool>(x: &[f32; N], w: &[f32; N], top: f32, negative: bool) -> Fit {
     let (mut low, mut high) = (f32::MAX, f32::MIN);
     let (mut sum_w, mut sum_x) = (0f32, 0f32);
     for i in 0..N {
@@ -70,6 +120,8 @@ fn search<const N: usize>(x: &[f32; N], w: &[f32; N], top: f32, negative: bool) 
         sum_w += w[i];
         sum_x += w[i] * x[i];
     }
+    sum_w *= counts(NESTED);
+    sum_x *= counts(NESTED);
     if negative {
         low = if low > 0.0 { 0.0 } else { low };
         high = if high < low { low } else { high };
@@ -82,7 +134,7 @@ fn search<const N: usize>(x: &[f32; N], w: &[f32; N], top: f32, negative: bool) 
     let mut inverses = [0f32; LANES];
     let mut b = [0f32; LANES];
     for lane in 0..LANES {
-        let (beyond, cut) = STARTS[lane];
+        let (beyond, cut) = if NESTED { NESTED_STARTS[lane] } else { STARTS[lane] };
         inverses[lane] = (top + beyond) / range;
         b[lane] = low + cut / inverses[lane];
     }
@@ -90,7 +142,7 @@ fn search<const N: usize>(x: &[f32; N], w: &[f32; N], top: f32, negative: bool) 
     let mut explained = [0f32; LANES];
     let mut sums = Moments { q: [0.0; LANES], qq: [0.0; LANES], qx: [0.0; LANES] };
     for _ in 0..2 {
-        sums = moments(x, w, &inverses, &b, top);
+        sums = moments::<N, NESTED>(x, w, &inverses, &b, top);
         for lane in 0..LANES {
             let (q, qq, qx) = (sums.q[lane], sums.qq[lane], sums.qx[lane]);
             let determinant = sum_w * qq - q * q;
@@ -130,7 +182,7 @@ fn quants<const N: usize>(x: &[f32; N], a: f32, b: f32, top: f32) -> [u8; N] {
 /// One f16 scale and one f16 minimum for a block.
 #[inline(always)]
 pub(super) fn block<const N: usize>(x: &[f32; N], w: &[f32; N], top: f32) -> (f16, f16, [u8; N]) {
-    let fit = search(x, w, top, false);
+    let fit = search::<N, false>(x, w, top, false);
     let d = f16::from_f32(fit.a);
     let m = f16::from_f32(fit.b);
     (d, m, quants(x, d.to_f32(), m.to_f32(), top))
@@ -145,9 +197,9 @@ pub(super) struct SuperBlock<const SUB: usize> {
     pub q: [u8; 256],
 }
 
-/// Fits a super-block of `SUB` sub-blocks of `N` weights, scales and minima in `0..=scale_top` (`SUB * N` is 256).
+/// Fits a super-block of `SUB` sub-blocks of `N` weights, scales and minima in `0..=scale_top` (`SUB * N` is 256); for both views if `NESTED`.
 #[inline(always)]
-pub(super) fn super_block<const SUB: usize, const N: usize>(
+pub(super) fn super_block<const SUB: usize, const N: usize, const NESTED: bool>(
     x: &[f32; 256],
     w: &[f32; 256],
     top: f32,
@@ -158,7 +210,7 @@ pub(super) fn super_block<const SUB: usize, const N: usize>(
     let mut fits = [Fit::default(); SUB];
     let mut scales = [(0f32, 0f32); SUB];
     for j in 0..SUB {
-        fits[j] = search(&xs[j], &ws[j], top, true);
+        fits[j] = search::<N, NESTED>(&xs[j], &ws[j], top, true);
         scales[j] = (fits[j].a, fits[j].curvature);
     }
     let d = f16::from_f32(first_step(&scales, scale_top));
@@ -182,7 +234,7 @@ pub(super) fn super_block<const SUB: usize, const N: usize>(
         let (mut a11, mut a12, mut a22, mut r1, mut r2) = (0f32, 0f32, 0f32, 0f32, 0f32);
         for j in 0..SUB {
             let fit = &fits[j];
-            let choice = nearby(&xs[j], &ws[j], fit, d.to_f32(), dmin.to_f32(), top, scale_top);
+            let choice = nearby::<N, NESTED>(&xs[j], &ws[j], fit, d.to_f32(), dmin.to_f32(), top, scale_top);
             let (scale, min) = (choice.scale, choice.min);
             chosen[j] = (scale, min);
             error += choice.error;
@@ -283,7 +335,7 @@ const AROUND: [(f32, f32); LANES] = [
 
 /// The best pair of integers around the ideal scale and minimum.
 #[inline(always)]
-fn nearby<const N: usize>(
+fn nearby<const N: usize, const NESTED: bool>(
     x: &[f32; N],
     w: &[f32; N],
     fit: &Fit,
@@ -307,7 +359,7 @@ fn nearby<const N: usize>(
         inverses[lane] = inverse(a);
         b[lane] = -(min_step * mins[lane]);
     }
-    let sums = moments(x, w, &inverses, &b, top);
+    let sums = moments::<N, NESTED>(x, w, &inverses, &b, top);
     let mut gain = [0f32; LANES];
     for lane in 0..LANES {
         let (a, b) = (scales[lane] * step, b[lane]);

@@ -112,6 +112,10 @@ static ENCODERS: &[Encoder] = &[
     quantised(GgmlType::IQ4_XS, iq4::iq4_xs),
 ];
 
+/// The encoder of both planes of nested precision: for a run of blocks first all of the low plane, then all of the fine one. The blocks are
+/// Q5_K, with scales that suit both views.
+pub(crate) static NESTED: Encoder = quantised(GgmlType::Q5_K, q45k::nested);
+
 /// The encoder of `ty`, if it is a type we write.
 pub fn encoder(ty: GgmlType) -> Option<&'static Encoder> {
     ENCODERS.iter().find(|encoder| encoder.ty == ty)

@@ -7,7 +7,7 @@ use multiversion::multiversion;
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
 pub(super) fn q2_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     blocks::<256>(row, importance, out, 84, |x, w, block| {
-        let fit = affine::super_block::<16, 16>(x, w, 3.0, 15.0);
+        let fit = affine::super_block::<16, 16, false>(x, w, 3.0, 15.0);
         let mut scales = fit.scales;
         for (scale, min) in scales.iter_mut().zip(&fit.mins) {
             *scale |= min << 4;

@@ -92,7 +92,7 @@ fn measure(tensor: &TensorInfo, source: &Source<'_>, options: &QuantizeOptions) 
     let mut out = Vec::with_capacity(types.len());
     for ty in types {
         let (Some(encoder), Some(format)) = (encoder(ty), format(ty.id())) else { continue };
-        let work = Work::new(tensor, ty, options.imatrix.as_ref(), Factors::default())?;
+        let work = Work::new(tensor, (ty, false), options.imatrix.as_ref(), Factors::default())?;
         let (mut error, mut energy) = (0f64, 0f64);
         for (first, count) in &places {
             let count = *count as usize;

@@ -10,6 +10,7 @@
 mod awq;
 mod budget;
 mod mixture;
+mod nested;
 mod overrides;
 mod source;
 mod types;
@@ -19,10 +20,11 @@ pub use overrides::Override;
 pub use types::FileType;
 
 use crate::assemble::{Assembly, Piece, Target};
-use crate::encode::{EncodeError, Importance, encoder};
+use crate::encode::{EncodeError, Importance, NESTED, encoder};
 use crate::imatrix::{Imatrix, ImatrixError};
 use crate::{Error, Progress, Result};
 use awq::{Factors, Scaling};
+use pannier_gguf::nested::{VERSION, VERSION_KEY};
 use pannier_gguf::{GgmlType, Gguf, TensorInfo};
 use pannier_kernels::format;
 use source::Source;
@@ -56,6 +58,8 @@ pub struct QuantizeOptions {
     pub pure: bool,
     /// Search the best mixture under this size instead of taking the customary one.
     pub limit: Option<SizeLimit>,
+    /// Store the matrices of the base type in two planes, so that the file can also be run with three bits. For targets whose base is Q5_K.
+    pub nested: bool,
     /// Threads; 0 is one per core.
     pub threads: usize,
 }
@@ -71,6 +75,7 @@ impl QuantizeOptions {
             overrides: Vec::new(),
             pure: false,
             limit: None,
+            nested: false,
             threads: 0,
         }
     }
@@ -89,6 +94,8 @@ pub struct PlannedTensor {
     pub to: GgmlType,
     /// Bytes in the output.
     pub bytes: u64,
+    /// Whether it is stored in two planes.
+    pub nested: bool,
 }
 
 /// Something worth telling.
@@ -168,6 +175,8 @@ pub struct QuantizePlan {
     pub tensor_bytes: u64,
     /// Bits per weight in the output.
     pub bits_per_weight: f64,
+    /// Bytes, and bits per weight, of what the low view reads; `None` without planes.
+    pub low: Option<(u64, f64)>,
     /// What the user should know.
     pub notices: Vec<Notice>,
 }
@@ -199,15 +208,22 @@ pub fn plan(input: &Gguf, options: &QuantizeOptions) -> Result<QuantizePlan> {
     if let Some(limit) = options.limit {
         budget::fit(input, options, limit, &mut types)?;
     }
-    describe(tensors, &types, options)
+    let nested = nested::choose(input, &types, options)?;
+    describe(tensors, &types, &nested, options)
 }
 
-fn describe(tensors: &[TensorInfo], types: &[GgmlType], options: &QuantizeOptions) -> Result<QuantizePlan> {
+fn describe(
+    tensors: &[TensorInfo],
+    types: &[GgmlType],
+    nested: &[bool],
+    options: &QuantizeOptions,
+) -> Result<QuantizePlan> {
     let mut planned = Vec::with_capacity(tensors.len());
-    let (mut tensor_bytes, mut elements) = (0u64, 0u64);
-    for (tensor, to) in tensors.iter().zip(types) {
+    let (mut tensor_bytes, mut fine_bytes, mut elements) = (0u64, 0u64, 0u64);
+    for ((tensor, to), nested) in tensors.iter().zip(types).zip(nested) {
         let bytes = encoded_bytes(tensor, *to);
         tensor_bytes = tensor_bytes.saturating_add(bytes);
+        fine_bytes += if *nested { nested::fine_bytes(bytes) } else { 0 };
         elements = elements.saturating_add(tensor.dims.iter().product());
         planned.push(PlannedTensor {
             name: tensor.name.clone(),
@@ -215,11 +231,14 @@ fn describe(tensors: &[TensorInfo], types: &[GgmlType], options: &QuantizeOption
             from: tensor.ty,
             to: *to,
             bytes,
+            nested: *nested,
         });
     }
     let notices = notices(&planned, options)?;
-    let bits_per_weight = tensor_bytes as f64 * 8.0 / elements.max(1) as f64;
-    Ok(QuantizePlan { tensors: planned, tensor_bytes, bits_per_weight, notices })
+    let bits = |bytes: u64| bytes as f64 * 8.0 / elements.max(1) as f64;
+    let low_bytes = tensor_bytes.saturating_sub(fine_bytes);
+    let low = options.nested.then(|| (low_bytes, bits(low_bytes)));
+    Ok(QuantizePlan { tensors: planned, tensor_bytes, bits_per_weight: bits(tensor_bytes), low, notices })
 }
 
 fn encoded_bytes(tensor: &TensorInfo, ty: GgmlType) -> u64 {
@@ -287,7 +306,7 @@ pub fn quantize(
     let mut plan = plan(&model, options)?;
     let scaling = match &options.imatrix {
         Some(imatrix) if options.awq => {
-            let types: Vec<GgmlType> = plan.tensors.iter().map(|tensor| tensor.to).collect();
+            let types: Vec<GgmlType> = plan.tensors.iter().map(nested::stand_in).collect();
             let scaling = in_pool(options.threads, || awq::search(&model, &types, imatrix, progress))?;
             let Scaling { groups, scaled, error_ratio, .. } = scaling;
             plan.notices.push(Notice::Scaled { groups, scaled, error_ratio });
@@ -303,7 +322,7 @@ pub fn quantize(
         .enumerate()
         .map(|(index, (tensor, planned))| {
             let factors = scaling.factors.get(&index).cloned().unwrap_or_default();
-            Work::new(tensor, planned.to, options.imatrix.as_ref(), factors)
+            Work::new(tensor, (planned.to, planned.nested), options.imatrix.as_ref(), factors)
         })
         .collect::<Result<_>>()?;
     let mut metadata = model.metadata().clone();
@@ -312,10 +331,16 @@ pub fn quantize(
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
     }
+    if options.nested {
+        metadata.insert(VERSION_KEY, VERSION);
+    }
     let targets = plan
         .tensors
         .iter()
-        .map(|tensor| Target { name: tensor.name.clone(), dims: tensor.dims.clone(), ty: tensor.to })
+        .map(|tensor| Target {
+            planes: tensor.nested,
+            ..Target::whole(tensor.name.clone(), tensor.dims.clone(), tensor.to)
+        })
         .collect();
     let assembly = Assembly {
         path: output.as_ref(),
@@ -369,6 +394,8 @@ struct Work<'a> {
     tensor: &'a TensorInfo,
     columns: u64,
     to: GgmlType,
+    /// In two planes.
+    nested: bool,
     /// Per matrix; empty without statistics.
     importance: Vec<Importance>,
     factors: Factors,
@@ -377,12 +404,12 @@ struct Work<'a> {
 impl<'a> Work<'a> {
     fn new(
         tensor: &'a TensorInfo,
-        to: GgmlType,
+        (to, nested): (GgmlType, bool),
         imatrix: Option<&Imatrix>,
         factors: Factors,
     ) -> Result<Work<'a>> {
         let columns = tensor.dims.first().copied().unwrap_or(1).max(1);
-        let mut work = Work { tensor, columns, to, importance: Vec::new(), factors };
+        let mut work = Work { tensor, columns, to, nested, importance: Vec::new(), factors };
         if work.is_copy() {
             return Ok(work);
         }
@@ -409,7 +436,7 @@ impl<'a> Work<'a> {
 
     /// Whether its bytes stay as they are.
     fn is_copy(&self) -> bool {
-        self.to == self.tensor.ty && self.factors == Factors::default()
+        self.to == self.tensor.ty && !self.nested && self.factors == Factors::default()
     }
 
     fn encode(&self, source: &Source<'_>, piece: &Piece, out: &mut [u8]) -> Result<()> {
@@ -422,7 +449,8 @@ impl<'a> Work<'a> {
         source.decode(self.tensor, piece.first, &mut weights)?;
         self.factors.apply(piece.first, self.columns, &mut weights);
         let importance = self.importance_of(piece.first, piece.count);
-        let Some(encoder) = encoder(self.to) else { return Err(Error::CannotEncode { ty: self.to }) };
+        let encoder = if self.nested { Some(&NESTED) } else { encoder(self.to) };
+        let Some(encoder) = encoder else { return Err(Error::CannotEncode { ty: self.to }) };
         encoder.encode_weighted(&weights, importance.as_deref(), out).map_err(|fault| {
             let index = match fault {
                 EncodeError::NotFinite { index, .. } | EncodeError::TooLarge { index, .. } => index,

@@ -20,7 +20,7 @@ impl BlockFormat for Iq4Nl {
     const NAME: &'static str = "IQ4_NL";
     const BLOCK: usize = 32;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         Block32 { q: nibbles(&x[2..], |n| VALUES[n as usize]), s: [1.0; 2], d: half_at(x, 0), m: [0.0; 2] }
     }
@@ -32,7 +32,7 @@ impl Unpack for Iq4Nl {
     const BYTES: usize = 18;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let n = levels::<V>(&V::weights16(rows, 2));

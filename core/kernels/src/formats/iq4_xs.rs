@@ -18,7 +18,7 @@ impl BlockFormat for Iq4Xs {
     const NAME: &'static str = "IQ4_XS";
     const BLOCK: usize = 256;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
         let i = b % 8;
         let low = x[4 + i / 2] >> (4 * (i % 2)) & 15;
@@ -39,7 +39,7 @@ impl Unpack for Iq4Xs {
     const BYTES: usize = 136;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let head = V::rows8(rows, 0);

@@ -9,6 +9,7 @@ mod f32;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+pub mod nested;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -66,7 +67,12 @@ formats! {
     quantised iq4_nl::Iq4Nl,
     quantised iq4_xs::Iq4Xs,
     quantised mxfp4::Mxfp4,
+    quantised nested::NestedLow,
+    quantised nested::NestedFull,
 }
+
+/// Numbers from here on are no types of GGUF: formats that are made of other tensors.
+const PRIVATE: u32 = 1 << 31;
 
 /// 32 weights in canonical form: `w[k] = d * s[k / 16] * q[k] + m[k / 16]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,8 +95,8 @@ pub(crate) trait BlockFormat: Unpack {
     const NAME: &'static str;
     /// Weights per block.
     const BLOCK: usize;
-    /// Weights `32 b .. 32 b + 32` of a row.
-    fn unpack32(row: &[u8], b: usize) -> Block32;
+    /// Weights `32 b .. 32 b + 32` of a row. The second plane of the row is empty for formats that have none.
+    fn unpack32(row: &[u8], fine: &[u8], b: usize) -> Block32;
 }
 
 /// What a float format's file provides.
@@ -111,7 +117,7 @@ pub(crate) trait FloatFormat {
 /// Canonical-form access to a quantised format.
 #[derive(Debug)]
 pub(crate) struct Quantised {
-    pub unpack32: fn(&[u8], usize) -> Block32,
+    pub unpack32: fn(&[u8], &[u8], usize) -> Block32,
     /// Offsets per 32 weights: 0, 1 or 2.
     pub mins: usize,
 }
@@ -125,21 +131,23 @@ pub(crate) enum Codec {
 /// A block format: how weights lie in a GGUF file.
 #[derive(Debug)]
 pub struct Format {
-    /// Type number in GGUF.
+    /// Type number in GGUF; of formats that are no type of GGUF, a number that no file can have.
     pub id: u32,
     /// The field's name, such as `Q4_K`.
     pub name: &'static str,
     /// Weights per block.
     pub block: usize,
-    /// Bytes per block.
+    /// Bytes per block, in all planes.
     pub bytes: usize,
+    /// How many of them are in a second plane: 0, except for [`nested`] precision.
+    pub fine: usize,
     /// Position in the list of formats, which kernel tables are indexed by.
     pub(crate) index: usize,
     pub(crate) codec: Codec,
 }
 
 impl Format {
-    /// Bytes of a row of `cols` weights; `None` if that is no whole number of blocks, or overflows.
+    /// Bytes of a row of `cols` weights, in all planes; `None` if that is no whole number of blocks, or overflows.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
         if !cols.is_multiple_of(self.block) {
             return None;
@@ -163,7 +171,13 @@ impl Format {
         self.bytes as ::core::primitive::f32 * 8.0 / self.block as ::core::primitive::f32
     }
 
-    /// Decodes the first `out.len()` weights of a row. Weights that `row` is too short for become 0.
+    /// Whether it is a type of GGUF.
+    pub fn is_in_files(&self) -> bool {
+        self.id < PRIVATE
+    }
+
+    /// Decodes the first `out.len()` weights of a row; of a format with two planes, the row of the first and then that of the second.
+    /// Weights that `row` is too short for become 0.
     pub fn decode_row(&self, row: &[u8], out: &mut [::core::primitive::f32]) {
         match &self.codec {
             Codec::Float(decode) => {
@@ -172,13 +186,15 @@ impl Format {
                 out[n..].fill(0.0);
             }
             Codec::Quantised(q) => {
-                let weights = row.len() / self.bytes * self.block;
+                let blocks = row.len() / self.bytes;
+                let weights = blocks * self.block;
+                let (row, fine) = row.split_at(blocks * (self.bytes - self.fine));
                 for (b, out) in out.chunks_mut(32).enumerate() {
                     if (b + 1) * 32 > weights {
                         out.fill(0.0);
                         continue;
                     }
-                    let x = (q.unpack32)(row, b);
+                    let x = (q.unpack32)(row, fine, b);
                     for (k, o) in out.iter_mut().enumerate() {
                         *o = x.d * x.s[k / 16] * ::core::primitive::f32::from(x.q[k]) + x.m[k / 16];
                     }
@@ -196,6 +212,12 @@ impl Format {
     }
 }
 
+/// The two views of nested precision: the low plane alone, and both planes.
+pub fn nested_formats() -> (&'static Format, &'static Format) {
+    let named = |name| LIST.iter().find(|f| f.name == name).unwrap_or(&LIST[0]);
+    (named(<nested::NestedLow as BlockFormat>::NAME), named(<nested::NestedFull as BlockFormat>::NAME))
+}
+
 /// The format with this GGUF type number, if the kernels know it.
 pub fn format(ggml_id: u32) -> Option<&'static Format> {
     LIST.iter().find(|f| f.id == ggml_id)
@@ -210,12 +232,13 @@ const fn quantised<F: BlockFormat>() -> Format {
     assert!(F::BLOCK == 32 * F::BLOCKS);
     let mins = <F::Shape as Shape>::MINS;
     let codec = Codec::Quantised(Quantised { unpack32: F::unpack32, mins });
-    Format { id: F::ID, name: F::NAME, block: F::BLOCK, bytes: F::BYTES, index: 0, codec }
+    let (bytes, fine) = (F::BYTES + F::FINE, F::FINE);
+    Format { id: F::ID, name: F::NAME, block: F::BLOCK, bytes, fine, index: 0, codec }
 }
 
 const fn float<F: FloatFormat>() -> Format {
     let codec = Codec::Float(F::decode);
-    Format { id: F::ID, name: F::NAME, block: 1, bytes: F::BYTES, index: 0, codec }
+    Format { id: F::ID, name: F::NAME, block: 1, bytes: F::BYTES, fine: 0, index: 0, codec }
 }
 
 const fn number(mut list: [Format; COUNT]) -> [Format; COUNT] {

@@ -21,7 +21,7 @@ impl BlockFormat for Mxfp4 {
     const NAME: &'static str = "MXFP4";
     const BLOCK: usize = 32;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         Block32 { q: nibbles(&x[1..], |n| VALUES[n as usize]), s: [1.0; 2], d: exponent(x[0]), m: [0.0; 2] }
     }
@@ -38,7 +38,7 @@ impl Unpack for Mxfp4 {
     const BYTES: usize = 17;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let table = const {

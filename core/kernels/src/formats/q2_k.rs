@@ -18,7 +18,7 @@ impl BlockFormat for Q2K {
     const NAME: &'static str = "Q2_K";
     const BLOCK: usize = 256;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
         let (half, j) = (b % 8 / 4, b % 4);
         let bytes = &x[16 + 32 * half..][..32];
@@ -43,7 +43,7 @@ impl Unpack for Q2K {
     const BYTES: usize = 84;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let st = V::rows16(rows, 0);

@@ -17,7 +17,7 @@ impl BlockFormat for Q3K {
     const NAME: &'static str = "Q3_K";
     const BLOCK: usize = 256;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
         let (half, j) = (b % 8 / 4, b % 4);
         let low = &x[32 + 32 * half..][..32];
@@ -45,7 +45,7 @@ impl Unpack for Q3K {
     const BYTES: usize = 110;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             // The 12 bytes of scales begin two bytes into this.

@@ -16,7 +16,7 @@ impl BlockFormat for Q4_1 {
     const NAME: &'static str = "Q4_1";
     const BLOCK: usize = 32;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         Block32 { q: nibbles(&x[4..], |n| n as i8), s: [1.0; 2], d: half_at(x, 0), m: [half_at(x, 2); 2] }
     }
@@ -28,7 +28,7 @@ impl Unpack for Q4_1 {
     const BYTES: usize = 20;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let n = unpack_nibbles::<V>(&V::weights16(rows, 4));

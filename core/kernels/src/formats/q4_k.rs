@@ -18,7 +18,7 @@ impl BlockFormat for Q4K {
     const NAME: &'static str = "Q4_K";
     const BLOCK: usize = 256;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
         let bytes = &x[16 + b % 8 / 2 * 32..][..32];
         let mut q = [0; 32];
@@ -47,7 +47,7 @@ impl Unpack for Q4K {
     const BYTES: usize = 144;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let head = V::rows16(rows, 0);

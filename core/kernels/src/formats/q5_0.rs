@@ -16,7 +16,7 @@ impl BlockFormat for Q5_0 {
     const NAME: &'static str = "Q5_0";
     const BLOCK: usize = 32;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         let mut q = nibbles(&x[6..], |n| n as i8 - 16);
         add_fifth_bits(&mut q, &x[2..]);
@@ -38,7 +38,7 @@ impl Unpack for Q5_0 {
     const BYTES: usize = 22;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let mut n = unpack_nibbles::<V>(&V::weights16(rows, 6));

@@ -17,7 +17,7 @@ impl BlockFormat for Q5_1 {
     const NAME: &'static str = "Q5_1";
     const BLOCK: usize = 32;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         let mut q = nibbles(&x[8..], |n| n as i8);
         add_fifth_bits(&mut q, &x[4..]);
@@ -31,7 +31,7 @@ impl Unpack for Q5_1 {
     const BYTES: usize = 24;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let mut n = unpack_nibbles::<V>(&V::weights16(rows, 8));

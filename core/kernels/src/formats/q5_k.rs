@@ -18,7 +18,7 @@ impl BlockFormat for Q5K {
     const NAME: &'static str = "Q5_K";
     const BLOCK: usize = 256;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
         let (high, low) = (&x[16..48], &x[48 + b % 8 / 2 * 32..][..32]);
         let mut q = [0; 32];
@@ -37,7 +37,7 @@ impl Unpack for Q5K {
     const BYTES: usize = 176;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let head = V::rows16(rows, 0);

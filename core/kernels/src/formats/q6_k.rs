@@ -19,7 +19,7 @@ impl BlockFormat for Q6K {
     const NAME: &'static str = "Q6_K";
     const BLOCK: usize = 256;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b / 8 * Self::BYTES..][..Self::BYTES];
         let (half, j) = (b % 8 / 4, b % 4);
         let low = &x[64 * half + 32 * (j % 2)..][..32];
@@ -40,7 +40,7 @@ impl Unpack for Q6K {
     const BYTES: usize = 210;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let d = V::rows_half(rows, 208);

@@ -16,7 +16,7 @@ impl BlockFormat for Q8_0 {
     const NAME: &'static str = "Q8_0";
     const BLOCK: usize = 32;
 
-    fn unpack32(row: &[u8], b: usize) -> Block32 {
+    fn unpack32(row: &[u8], _: &[u8], b: usize) -> Block32 {
         let x = &row[b * Self::BYTES..][..Self::BYTES];
         let mut q = [0; 32];
         for (q, &byte) in q.iter_mut().zip(&x[2..]) {
@@ -32,7 +32,7 @@ impl Unpack for Q8_0 {
     const BYTES: usize = 34;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let mut n = V::weights32(rows, 2);

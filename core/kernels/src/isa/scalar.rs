@@ -13,10 +13,17 @@ pub(crate) static TABLE: MatTable = MatTable {
 };
 
 /// One dot product of a quantised row with a token. Block `b` of the token is `x[b * step]`; `lo` is empty for Q8.
-fn dot_quantised(f: &Quantised, row: &[u8], x: &[QBlock], lo: &[LoBlock], step: usize, nb: usize) -> f32 {
+fn dot_quantised(
+    f: &Quantised,
+    (row, fine): (&[u8], &[u8]),
+    x: &[QBlock],
+    lo: &[LoBlock],
+    step: usize,
+    nb: usize,
+) -> f32 {
     let mut acc = 0.0f32;
     for b in 0..nb {
-        let w = (f.unpack32)(row, b);
+        let w = (f.unpack32)(row, fine, b);
         let x = |i: usize| (&x[b * step], lo.get(b * step), i);
         let i = [0, 1].map(|half| {
             let (x, lo, half) = x(half);
@@ -51,7 +58,7 @@ unsafe fn strip_quantised(s: &Strip<'_>) {
     for r in s.rows.clone() {
         for token in 0..s.x.rows() {
             let (x, lo, step) = s.token(token);
-            let y = dot_quantised(f, s.w.row(r), x, lo, step, s.x.blocks());
+            let y = dot_quantised(f, s.w.row_planes(r), x, lo, step, s.x.blocks());
             // SAFETY: `r` is a row of the strip and `token` a row of the activations.
             unsafe { s.store(token, r, y) };
         }

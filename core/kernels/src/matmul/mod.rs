@@ -95,7 +95,7 @@ impl Kernels {
     /// If shapes don't fit, or activations lack the form that a format needs: bugs of the caller.
     pub fn matmul(&self, par: &dyn Parallel, jobs: &mut [Job<'_>]) {
         let threads = par.threads().max(1);
-        let total: usize = jobs.iter().map(|j| j.w.bytes().len()).sum();
+        let total: usize = jobs.iter().map(|j| j.w.total_bytes()).sum();
         // At least eight tasks per thread, if the rows allow it.
         let task_bytes = (total / (threads * 8)).clamp(1, TASK_BYTES);
         let cuts: Vec<Cut<'_>> = jobs
@@ -103,7 +103,8 @@ impl Kernels {
             .map(|job| {
                 check(job);
                 let rows = job.w.rows();
-                let step = (task_bytes / job.w.row_bytes().max(1)).max(1).next_multiple_of(self.mat.band);
+                let row = job.w.row_bytes() + job.w.fine_row_bytes();
+                let step = (task_bytes / row.max(1)).max(1).next_multiple_of(self.mat.band);
                 let strip = Strip {
                     w: job.w,
                     rows: 0..rows,

@@ -259,14 +259,16 @@ pub(crate) trait Unpack {
     type Shape: Shape;
     /// 32-blocks per unit.
     const BLOCKS: usize;
-    /// Bytes per unit.
+    /// Bytes per unit, in the first plane.
     const BYTES: usize;
+    /// Bytes per unit in the second plane, if the format has one.
+    const FINE: usize = 0;
 
-    /// Gives the blocks of one unit, at the start of `rows`, to the sink.
+    /// Gives the blocks of one unit, at the start of `rows` (and of `fine`, the same rows in the second plane), to the sink.
     ///
     /// # Safety
-    /// The CPU has the instruction set, and a unit is readable in each row. Always `inline(always)`.
-    unsafe fn unit<V: Simd>(rows: &Rows, sink: &mut impl Sink<V>);
+    /// The CPU has the instruction set, and a unit is readable in each row of each plane. Always `inline(always)`.
+    unsafe fn unit<V: Simd>(rows: &Rows, fine: &Rows, sink: &mut impl Sink<V>);
 }
 
 /// What an integer accumulator starts from, so that weights may be unsigned: `-zero * sum(a)`.

@@ -18,12 +18,28 @@ use super::{Precision, Strip};
 use crate::act::{LoBlock, QBlock, TILE};
 
 /// Lines to prefetch with each block, evenly: a burst of them would fill the queue of misses.
+#[derive(Clone, Copy)]
 struct Prefetch {
     far: *const u8,
     /// How much less far to ask again.
     near: usize,
     lines: usize,
     step: usize,
+}
+
+impl Prefetch {
+    /// For rows that begin at `first`. Rows are many short streams that no hardware prefetcher follows; what comes next is one long one. The
+    /// queue that far prefetches wait in drops some when it is full (a third, measured), so lines are asked for again, closer.
+    #[inline(always)]
+    fn of(first: *const u8, band: usize, unit: usize, blocks: usize) -> Prefetch {
+        let far = (2 * band).max(AHEAD);
+        Prefetch {
+            far: first.wrapping_add(far),
+            near: far - (band * 2 / 3).min(NEAR),
+            lines: unit.div_ceil(64 * blocks),
+            step: unit / blocks,
+        }
+    }
 }
 
 /// Multiplies blocks of rows with N columns, in registers.
@@ -37,7 +53,8 @@ struct Dot<V: Simd, S, const N: usize, const P16: bool> {
     lo: *const LoBlock,
     /// Distance to the next block of a column.
     step: usize,
-    prefetch: Prefetch,
+    /// Of each plane.
+    prefetch: [Prefetch; 2],
     shape: PhantomData<S>,
 }
 
@@ -46,8 +63,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Dot<V, S, N, P16> {
     unsafe fn new(acc: [V::F; N], x: *const QBlock, lo: *const LoBlock, step: usize) -> Self {
         // SAFETY: the caller's promise.
         let t = unsafe { [[V::zero_f(); N]; 4] };
-        let prefetch = Prefetch { far: std::ptr::null(), near: 0, lines: 0, step: 0 };
-        Dot { acc, t, x, lo, step, prefetch, shape: PhantomData }
+        let none = || Prefetch { far: std::ptr::null(), near: 0, lines: 0, step: 0 };
+        Dot { acc, t, x, lo, step, prefetch: [none(), none()], shape: PhantomData }
     }
 }
 
@@ -59,10 +76,13 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
             let t = &mut self.t[k % 4];
             let x = self.x.wrapping_add(k * self.step);
             let lo = self.lo.wrapping_add(k * self.step);
-            for i in 0..self.prefetch.lines {
-                let line = self.prefetch.far.wrapping_add(k * self.prefetch.step + 64 * i);
-                V::prefetch(line);
-                V::prefetch_near(line.wrapping_sub(self.prefetch.near));
+            for plane in 0..2 {
+                let Prefetch { far, near, lines, step } = self.prefetch[plane];
+                for i in 0..lines {
+                    let line = far.wrapping_add(k * step + 64 * i);
+                    V::prefetch(line);
+                    V::prefetch_near(line.wrapping_sub(near));
+                }
             }
             for half in 0..2 {
                 let w = [w[half * 4], w[half * 4 + 1], w[half * 4 + 2], w[half * 4 + 3]];
@@ -110,7 +130,10 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
     #[inline(always)]
     unsafe fn next(&mut self, blocks: usize) {
         self.x = self.x.wrapping_add(blocks * self.step);
-        self.prefetch.far = self.prefetch.far.wrapping_add(blocks * self.prefetch.step);
+        for plane in 0..2 {
+            let prefetch = &mut self.prefetch[plane];
+            prefetch.far = prefetch.far.wrapping_add(blocks * prefetch.step);
+        }
         if P16 {
             self.lo = self.lo.wrapping_add(blocks * self.step);
         }
@@ -126,6 +149,7 @@ const NEAR: usize = 12 << 10;
 /// A band of rows times N columns, straight from the bytes of the file.
 struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
     rows: Rows,
+    fine: Rows,
     units: usize,
     x: *const QBlock,
     lo: *const LoBlock,
@@ -143,17 +167,17 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
         unsafe {
             let mut rows = self.rows;
             let mut dot = Dot::<V, F::Shape, N, P16>::new([V::zero_f(); N], self.x, self.lo, self.step);
-            // Rows are many short streams that no hardware prefetcher follows; what comes next is one long one. The queue that far prefetches
-            // wait in drops some when it is full (a third, measured), so lines are asked for again, closer.
-            let far = (2 * self.band).max(AHEAD);
-            dot.prefetch.far = rows.at(0, 0).wrapping_add(far);
-            dot.prefetch.near = far - (self.band * 2 / 3).min(NEAR);
-            dot.prefetch.lines = (V::ROWS * F::BYTES).div_ceil(64 * F::BLOCKS);
-            dot.prefetch.step = V::ROWS * F::BYTES / F::BLOCKS;
+            let mut fine = self.fine;
+            dot.prefetch[0] = Prefetch::of(rows.at(0, 0), self.band, V::ROWS * F::BYTES, F::BLOCKS);
+            if F::FINE > 0 {
+                let band = self.units * V::ROWS * F::FINE;
+                dot.prefetch[1] = Prefetch::of(fine.at(0, 0), band, V::ROWS * F::FINE, F::BLOCKS);
+            }
             for _ in 0..self.units {
-                F::unit::<V>(&rows, &mut dot);
+                F::unit::<V>(&rows, &fine, &mut dot);
                 dot.next(F::BLOCKS);
                 rows.advance(F::BYTES);
+                fine.advance(F::FINE);
             }
             for j in 0..N {
                 V::store_f(self.out[j].as_mut_ptr(), dot.acc[j]);
@@ -170,6 +194,7 @@ pub(crate) const fn panel_block<V: Simd, S: Shape>() -> usize {
 /// Unpacks a band of rows into a panel.
 struct Fill<V: Simd, F> {
     rows: Rows,
+    fine: Rows,
     units: usize,
     out: *mut u8,
     format: PhantomData<(V, F)>,
@@ -225,15 +250,16 @@ impl<V: Simd, S: Shape> Sink<V> for Writer<V, S> {
 impl<V: Simd, F: Unpack> Body for Fill<V, F> {
     #[inline(always)]
     unsafe fn body(&mut self) {
-        let mut rows = self.rows;
+        let (mut rows, mut fine) = (self.rows, self.fine);
         let mut writer = Writer::<V, F::Shape> { out: self.out, shape: PhantomData };
         for _ in 0..self.units {
             // SAFETY: the maker's promise: rows have `units` units, `out` has room for them.
             unsafe {
-                F::unit::<V>(&rows, &mut writer);
+                F::unit::<V>(&rows, &fine, &mut writer);
                 writer.next(F::BLOCKS);
             }
             rows.advance(F::BYTES);
+            fine.advance(F::FINE);
         }
     }
 }
@@ -339,9 +365,13 @@ fn bands(s: &Strip<'_>, rows: usize) -> impl Iterator<Item = Band> {
 }
 
 impl Strip<'_> {
-    /// The bytes of a band.
-    fn band_rows(&self, b: &Band) -> Rows {
-        Rows::new(self.w.row(b.base).as_ptr(), b.stride * self.w.row_bytes())
+    /// The bytes of a band in both planes; nothing is read from the second of a format that has one only.
+    fn band_rows(&self, b: &Band) -> (Rows, Rows) {
+        let (low, fine) = self.w.row_planes(b.base);
+        (
+            Rows::new(low.as_ptr(), b.stride * self.w.row_bytes()),
+            Rows::new(fine.as_ptr(), b.stride * self.w.fine_row_bytes()),
+        )
     }
 
     /// Stores the results of a band for some columns.
@@ -379,9 +409,10 @@ unsafe fn direct<V: Simd, F: Unpack, const N: usize, const P16: bool>(s: &Strip<
     let (x, lo, step) = s.token(0);
     for b in bands(s, V::ROWS) {
         let mut out = [[0.0; 16]; TILE];
-        let rows = s.band_rows(&b);
+        let (rows, fine) = s.band_rows(&b);
         let mut body = Direct::<V, F, N, P16> {
             rows,
+            fine,
             units: s.x.blocks() / F::BLOCKS,
             x: x.as_ptr(),
             lo: lo.as_ptr(),
@@ -425,10 +456,11 @@ unsafe fn panels<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
             for first in (0..units).step_by(units_at_once) {
                 let count = units_at_once.min(units - first);
                 for (i, b) in bands.iter().enumerate() {
-                    let mut rows = s.band_rows(b);
+                    let (mut rows, mut fine) = s.band_rows(b);
                     rows.advance(first * F::BYTES);
+                    fine.advance(first * F::FINE);
                     let out = scratch.wrapping_add(i * panel);
-                    let mut fill = Fill::<V, F> { rows, units: count, out, format: PhantomData };
+                    let mut fill = Fill::<V, F> { rows, fine, units: count, out, format: PhantomData };
                     // SAFETY: rows have `units` units, of which `count` are left; a panel has room for `count`.
                     unsafe { V::run(&mut fill) };
                 }

@@ -29,7 +29,7 @@ impl Rng {
 fn halves(format: &Format) -> &'static [usize] {
     match format.name {
         "Q4_0" | "Q5_0" | "Q8_0" | "IQ4_NL" | "IQ4_XS" => &[0],
-        "Q4_1" | "Q5_1" | "Q4_K" | "Q5_K" => &[0, 2],
+        "Q4_1" | "Q5_1" | "Q4_K" | "Q5_K" | "Q5_K_nested" | "Q5_K_nested_low" => &[0, 2],
         "Q2_K" => &[80, 82],
         "Q3_K" => &[108],
         "Q6_K" => &[208],
@@ -49,7 +49,9 @@ pub enum Scales {
 /// The bytes of a random matrix.
 pub fn random_bytes(format: &Format, rows: usize, cols: usize, scales: Scales, rng: &mut Rng) -> Vec<u8> {
     let mut bytes = vec![0u8; rows * format.row_bytes(cols).unwrap()];
-    for block in bytes.chunks_exact_mut(format.bytes) {
+    let (low, fine) = bytes.split_at_mut(rows * (cols / format.block) * (format.bytes - format.fine));
+    fine.fill_with(|| rng.next() as u8);
+    for block in low.chunks_exact_mut(format.bytes - format.fine) {
         match format.name {
             "F32" => block.copy_from_slice(&(rng.normal() * 0.1).to_le_bytes()),
             "F16" => block.copy_from_slice(&half::f16::from_f32(rng.normal() * 0.1).to_le_bytes()),

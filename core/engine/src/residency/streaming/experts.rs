@@ -6,7 +6,7 @@ use super::{Failure, Shared, Waited};
 use crate::memory::{Category, Reservation};
 use crate::residency::extent::{Extents, Slab};
 use crate::residency::policy::{CachePolicy, ExpertGrid, Visit};
-use crate::residency::{ExpertDirectory, ExpertKey};
+use crate::residency::{ExpertDirectory, ExpertKey, View};
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -332,7 +332,8 @@ pub(super) fn read_missing(shared: &Shared) {
         if why != Why::Guessed {
             shared.counters.expert_misses.fetch_add(1, Ordering::Relaxed);
         }
-        let (slab, result) = fill(shared, slab, &extents);
+        // All planes, whatever the view: an expert stays, and the next token may be another session's.
+        let (slab, result) = fill(shared, slab, &extents, View::Full);
         state = shared.lock();
         state.experts.finished(key, index, slab, result, why);
         shared.arrived.notify_all();

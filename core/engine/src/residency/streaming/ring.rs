@@ -2,6 +2,7 @@
 
 use super::{Failure, Shared, Waited};
 use crate::memory::{Category, Reservation};
+use crate::residency::View;
 use crate::residency::extent::{Extents, Slab};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -14,6 +15,8 @@ pub(super) struct Ring {
     buffers: Vec<Buffer>,
     /// The turn to read next.
     next: usize,
+    /// The planes to read.
+    view: View,
     _held: Reservation,
 }
 
@@ -57,6 +60,7 @@ impl Ring {
             turns: reads.into_iter().map(Arc::new).collect(),
             buffers: (0..buffers).map(|_| buffer()).collect::<Result<_>>()?,
             next: 0,
+            view: View::Full,
             _held: held,
         })
     }
@@ -77,6 +81,14 @@ impl Ring {
                 return;
             }
         }
+    }
+
+    /// Between passes: from now on, other planes are wanted, and what was read ahead may lack them.
+    pub fn set_view(&mut self, view: View) {
+        if view == View::Full {
+            self.go_to(0);
+        }
+        self.view = view;
     }
 
     /// A buffer that can be filled, and with what.
@@ -178,12 +190,16 @@ pub(super) fn read_ahead(shared: &Shared) {
             state = shared.wait(&shared.work, state);
             continue;
         };
+        let view = state.ring.view;
         drop(state);
-        let (slab, result) = fill(shared, slab, &extents);
+        let (slab, result) = fill(shared, slab, &extents, view);
         state = shared.lock();
+        let lacks = view == View::Low && state.ring.view == View::Full;
         if let Some(buffer) = state.ring.buffers.get_mut(index) {
             buffer.slab = Some(slab);
             buffer.content = match result {
+                // Whoever waits for this turn asks for it again.
+                Ok(()) if lacks => Content::Empty,
                 Ok(()) => Content::Ready(turn),
                 Err(failure) => Content::Failed(turn, failure),
             };
@@ -206,9 +222,10 @@ pub(super) fn fill(
     shared: &Shared,
     mut slab: Arc<Slab>,
     extents: &Extents,
+    view: View,
 ) -> (Arc<Slab>, Result<(), Failure>) {
     let result = match Arc::get_mut(&mut slab) {
-        Some(own) => shared.read(extents, own),
+        Some(own) => shared.read(extents, own, view),
         None => Err(Failure::Other("a buffer is still in use".to_owned())),
     };
     (slab, result)
