@@ -31,6 +31,7 @@ const STATS: &[&str] = &[
     "kv_type",
     "kv_policy",
     "evicted",
+    "precision",
 ];
 
 /// A model of this size says nonsense to many questions; to this one it does not.
