@@ -33,6 +33,13 @@ const CREDIT: f64 = 0.15;
 const BET: f64 = 0.25;
 /// Reading a text may take this share of what guesses are expected to win.
 const HOPED: f64 = 0.6;
+/// A proposer that costs is judged by what it did only after this many guesses. What is thought of it before is too rough to turn down for
+/// ever a draft model that an app has loaded on purpose.
+const TRIAL: f64 = 12.0;
+/// Until then, reading a text may take this share of the answer's time,
+const TRIAL_SHARE: f64 = 0.1;
+/// and this many passes more may be lost.
+const TRIAL_CREDIT: f64 = 1.5;
 /// What was won counts for at most this many passes against later losses: a text that turned bad is left soon.
 const KEPT: f64 = 3.0;
 /// A measured cost's weight.
@@ -144,7 +151,9 @@ impl Governor {
         let index = self.track(who);
         let unit = self.costs.unit()?;
         let track = &self.tracks[index];
-        let left = CREDIT + (SHARE * answer.spent - *answer.lost(track.name)) / unit;
+        let trial = track.cost > 0.0 && track.odds.weight() < TRIAL;
+        let credit = if trial { CREDIT + TRIAL_CREDIT } else { CREDIT };
+        let left = credit + (SHARE * answer.spent - *answer.lost(track.name)) / unit;
         if left <= 0.0 || self.since_plain >= CALIBRATE {
             return None;
         }
@@ -171,7 +180,8 @@ impl Governor {
         let (n, speed) = best;
         let reading = who.backlog(at.len) as f64 * track.read;
         let floor = (track.cost + self.costs.step(n)) * speed;
-        if speed >= WORTH && reading <= CREDIT + HOPED * (1.0 - 1.0 / speed) * at.left as f64 {
+        let share = if trial { TRIAL_SHARE } else { HOPED * (1.0 - 1.0 / speed) };
+        if speed >= WORTH && reading <= CREDIT + share * at.left as f64 {
             return Some(Terms { max, floor, speed });
         }
         // A short guess now and then, if it can be afforded: perhaps this text is easier.

@@ -45,6 +45,12 @@ impl Odds {
         (prior * PRIOR + right) / (PRIOR + all)
     }
 
+    /// How many guesses the chances rest on, besides the prior; old ones count less.
+    #[must_use]
+    pub fn weight(&self) -> f64 {
+        self.seen.iter().map(|seen| seen.all).sum()
+    }
+
     /// A guess was reached.
     pub fn learn(&mut self, class: usize, right: bool) {
         if let Some(seen) = self.seen.get_mut(class) {
