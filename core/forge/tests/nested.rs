@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
+use common::Noise;
 use half::f16;
 use pannier::memory::Accountant;
 use pannier::model::{Blueprint, Forward, LoadedModel, ModelOptions, Outputs, Runner, RunnerOptions};
@@ -22,20 +25,6 @@ const LAYERS: u64 = 5;
 const EMBD: u64 = 256;
 const FFN: u64 = 1024;
 const EXPERTS: u64 = 4;
-
-/// Numbers that look like weights, repeatable.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> f32 {
-        let mut sum = 0f32;
-        for _ in 0..4 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            sum += (self.0 >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-        }
-        sum * 0.1
-    }
-}
 
 /// A small llama of f16 matrices, dense or with experts.
 fn model(path: &Path, experts: bool) {
@@ -88,7 +77,7 @@ fn model(path: &Path, experts: bool) {
     let mut noise = Noise(1);
     let write = |out: &mut pannier_gguf::TensorStream<_>| -> Result<(), pannier_gguf::Error> {
         for (name, dims, ty) in &tensors {
-            let values = (0..dims.iter().product()).map(|_| noise.next());
+            let values = (0..dims.iter().product()).map(|_| noise.next(0.1));
             let bytes: Vec<u8> = match (*ty, name.contains("norm")) {
                 (_, true) => values.flat_map(|_| 1f32.to_le_bytes()).collect(),
                 (GgmlType::F32, _) => values.flat_map(|x| x.to_le_bytes()).collect(),

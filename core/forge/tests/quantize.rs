@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
+use common::Noise;
 use half::f16;
 use pannier::model::{ActivationObserver, MatrixInput};
 use pannier_forge::imatrix::{Collector, Imatrix};
@@ -11,20 +14,6 @@ use pannier_gguf::{GgmlType, Gguf, Writer};
 use pannier_kernels::format;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-/// Numbers that look like weights: a sum of uniform ones, repeatable.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> f32 {
-        let mut sum = 0f32;
-        for _ in 0..4 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            sum += (self.0 >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-        }
-        sum * 0.05
-    }
-}
 
 const LAYERS: u64 = 8;
 
@@ -58,7 +47,7 @@ fn model(path: &Path, width: u64, spoil: impl Fn(&str, &mut Vec<f32>)) {
     let mut noise = Noise(1);
     let write = |out: &mut pannier_gguf::TensorStream<_>| -> Result<(), pannier_gguf::Error> {
         for (name, dims, ty) in &tensors {
-            let mut values: Vec<f32> = (0..dims.iter().product()).map(|_| noise.next()).collect();
+            let mut values: Vec<f32> = (0..dims.iter().product()).map(|_| noise.next(0.05)).collect();
             spoil(name, &mut values);
             let bytes: Vec<u8> = if *ty == GgmlType::F32 {
                 values.iter().flat_map(|x| x.to_le_bytes()).collect()

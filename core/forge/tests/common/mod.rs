@@ -17,6 +17,21 @@ pub fn noise(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| bf16::from_f32((next(&mut state) + next(&mut state)) * 0.25).to_f32()).collect()
 }
 
+/// Numbers that look like weights: a sum of uniform ones, repeatable.
+pub struct Noise(pub u64);
+
+impl Noise {
+    /// Within about `scale`.
+    pub fn next(&mut self, scale: f32) -> f32 {
+        let mut sum = 0f32;
+        for _ in 0..4 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            sum += (self.0 >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+        }
+        sum * scale
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Tensor {
     pub name: String,
