@@ -18,7 +18,7 @@ use pannier_forge::encode;
 use pannier_gguf::{GgmlType, Gguf, Metadata, Writer};
 
 const USAGE: &str = "synth --shape 1.1b|7b|13b|35b|35b-a3b|moe-2g|moe-128x8|tiny|moe-tiny [--type Q4_K_M] [--hollow] \
-                     --tokenizer FILE OUT";
+                     [--skew X] --tokenizer FILE OUT";
 
 struct Shape {
     name: &'static str,
@@ -127,10 +127,10 @@ const SHAPES: &[Shape] = &[
 ];
 
 /// How much of an embedding is the shared direction, and how strongly experts differ in liking it, in units of what a token's
-/// own part contributes to a router's logit. With these the share of uses that the most popular experts get is that of the
-/// recorded traces within a few points.
-const SHARED: f32 = 1.0;
-const SKEW: f32 = 3.0;
+/// own part contributes to a router's logit. With these, a cache of two to four times what a token needs has hits between those of the two
+/// recorded traces, within a few points (benches/record/2026-11-30-moe.md); real routers also have moods, which random ones have not.
+const SHARED: f32 = 0.5;
+const SKEW: f32 = 0.5;
 
 /// SplitMix64.
 struct Random(u64);
@@ -303,13 +303,14 @@ fn metadata(shape: &Shape, ty: &str, tokenizer: &Metadata, vocab: u64) -> Metada
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut shape, mut ty, mut tokenizer, mut out) = (None, "Q4_K_M".to_owned(), None, None);
-    let mut hollow = false;
+    let (mut hollow, mut skew) = (false, SKEW);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--shape" => shape = args.next(),
             "--type" => ty = args.next().ok_or(USAGE)?,
             "--hollow" => hollow = true,
+            "--skew" => skew = args.next().ok_or(USAGE)?.parse()?,
             "--tokenizer" => tokenizer = args.next(),
             _ => out = Some(PathBuf::from(arg)),
         }
@@ -384,7 +385,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                                     .for_each(|(x, u)| *x = random.normal() + SHARED * u);
                             }
                             Content::Router => {
-                                let liking = SKEW * random.normal() * scale;
+                                let liking = skew * random.normal() * scale;
                                 row.iter_mut().zip(&direction).for_each(|(x, u)| {
                                     *x = random.normal() + liking * u;
                                     *x *= scale;
