@@ -372,6 +372,7 @@ impl KvCache {
             page_len: pool.page_len(),
             table: &table.pages,
             first_token: table.first * PAGE_TOKENS,
+            fresh: None,
         })
     }
 
