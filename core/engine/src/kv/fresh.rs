@@ -8,6 +8,7 @@
 //! commit     the page that the end is in and the full one before it stay, older ones go: 32 tokens can be taken back
 //! ```
 //!
+//! A step takes fresh pages for all of its tokens at once. Plans promise those of a chunk, so who has a budget cuts steps there, as sessions do.
 //! Nothing is given back before `commit`, so a step that fails finds the halves of the page that it began in. A sequence that ends at a page's
 //! border needs no fresh page: that is where prefixes are shared, and where one can always be cut.
 
