@@ -52,7 +52,7 @@ fn keys_per_channel_stay_within_what_the_plan_promises() {
         assert_eq!(accountant.peak(), plan.kv_bytes, "{types}");
     }
     // What cannot be done is refused before anything is loaded.
-    let gguf = std::sync::Arc::new(pannier_gguf::Gguf::open(&folder.path().join("tiny.gguf")).unwrap());
+    let gguf = std::sync::Arc::new(pannier_gguf::Gguf::open(folder.path().join("tiny.gguf")).unwrap());
     let kv =
         KvOptions { types: KvTypes::Q4_CHANNEL, policy: KvPolicy::HEAVY_HITTERS, ..KvOptions::default() };
     let refused = plan::prepare(&gguf, &ModelOptions::default(), &PlanWish { kv, ..PlanWish::default() });
