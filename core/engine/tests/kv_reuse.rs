@@ -34,10 +34,13 @@ fn with(model: &Arc<LoadedModel>, kv: KvOptions) -> Runner {
 const MODELS: [&str; 5] =
     ["arch-llama-dense", "arch-gemma3-dense", "arch-qwen35-dense", "arch-qwen3next-moe", "arch-lfm2moe-moe"];
 
+/// In all layers, as these models have few.
+const CHANNEL: KvTypes = KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL };
+
 #[test]
 fn a_resumed_prefix_has_the_logits_of_a_cold_one() {
     for name in MODELS {
-        for types in [KvTypes::F16, KvTypes::Q8] {
+        for types in [KvTypes::F16, KvTypes::Q8, CHANNEL] {
             let model = open(&tiny(&format!("{name}.gguf")));
             let n = 120.min(model.spec().context);
             let ids = tokens(n, model.spec().vocab);
@@ -78,7 +81,7 @@ fn a_resumed_prefix_has_the_logits_of_a_cold_one() {
 #[test]
 fn a_restored_sequence_goes_on_as_the_saved_one() {
     for name in MODELS {
-        for types in [KvTypes::F16, KvTypes::K8V4, KvTypes::Q4] {
+        for types in [KvTypes::F16, KvTypes::K8V4, KvTypes::Q4, CHANNEL] {
             let model = open(&tiny(&format!("{name}.gguf")));
             let ids = tokens(77.min(model.spec().context - 2), model.spec().vocab);
             let mut one = runner(&model, Setup { kv: types, ..Setup::default() });
@@ -108,6 +111,27 @@ fn a_restored_sequence_goes_on_as_the_saved_one() {
                 assert!(matches!(refused, Err(Error::BadCacheFile { .. })), "{refused:?}");
             }
         }
+    }
+}
+
+/// Of keys per channel the last 32 tokens can be taken back one by one; before them a sequence is cut at the border of a page, and only what is behind
+/// it is read again.
+#[test]
+fn a_cut_far_back_is_made_at_a_border() {
+    let model = open(&tiny("arch-llama-dense.gguf"));
+    let ids = tokens(120.min(model.spec().context - 8), model.spec().vocab);
+    for (types, len, kept) in
+        [(KvTypes::F16, 50, 50), (CHANNEL, 50, 32), (CHANNEL, ids.len() - 32, ids.len() - 32)]
+    {
+        let mut runner = runner(&model, Setup { kv: types, ..Setup::default() });
+        let mut seq = runner.new_seq().unwrap();
+        step(&mut runner, &mut seq, &ids);
+        assert_eq!(runner.truncate_near(&mut seq, len).unwrap(), Some(kept), "{types}");
+        let other: Vec<u32> = ids[kept..].iter().rev().copied().collect();
+        let got = step(&mut runner, &mut seq, &other);
+        let mut fresh = runner.new_seq().unwrap();
+        step(&mut runner, &mut fresh, &ids[..kept]);
+        assert_eq!(got, step(&mut runner, &mut fresh, &other), "{types}");
     }
 }
 
@@ -258,6 +282,9 @@ fn a_real_model_takes_the_bytes_of_its_types() {
         assert!(bytes >= formula as f64 && bytes <= 1.02 * formula as f64, "{types}: {bytes} {formula}");
         assert!(bytes <= most * f16, "{types}: {}", bytes / f16);
     }
+    // Behind a long text fresh keys are nothing, but while a text is read in one step they are all of it: the formula.
+    let formula = |types| spec.kv(types).iter().map(KvGeometry::bytes_per_token).sum::<u64>() as f64;
+    assert!(formula(CHANNEL) <= 0.29 * formula(KvTypes::F16));
     let kinds: Vec<KvType> = spec.kv(KvTypes::Q4).iter().map(|layer| layer.k).collect();
     assert_eq!((kinds[0], kinds[1], kinds[29]), (KvType::Q8Rotated, KvType::Q4Rotated, KvType::Q8Rotated));
 }

@@ -75,7 +75,7 @@ fn threads_and_chunks_change_no_bit_of_a_real_model() {
     assert_same(&open(&real("SmolLM2-135M-Instruct.Q4_1.gguf")), 600, 2, &[7, 64, 512]);
 }
 
-/// Every element type of the KV cache is written token by token and never again.
+/// Every element type of the KV cache gives a position what its text says, however the text came.
 #[test]
 fn threads_and_chunks_change_no_bit_with_any_kv_type() {
     for name in ["tiny-llama-Q4_K_M", "arch-gemma3-dense"] {
@@ -121,9 +121,15 @@ fn instruction_sets_change_no_bit_with(model: &Arc<LoadedModel>, types: KvTypes)
 
 #[test]
 fn truncated_and_forked_sequences_continue_as_fresh_ones() {
+    for kv in [KvTypes::F16, KvTypes::Q4, KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL }] {
+        truncated_and_forked_sequences_continue_with(kv);
+    }
+}
+
+fn truncated_and_forked_sequences_continue_with(kv: KvTypes) {
     let model = open(&tiny("arch-qwen3-dense.gguf"));
     let ids = tokens(90, model.spec().vocab);
-    let mut runner = runner(&model, Setup::default());
+    let mut runner = runner(&model, Setup { kv, ..Setup::default() });
     let cancel = CancelFlag::new();
     let mut seq = runner.new_seq().unwrap();
     runner.step(&mut seq, &ids, Outputs::None, &cancel).unwrap();

@@ -7,7 +7,8 @@
 use std::time::Instant;
 
 use pannier_kernels::{
-    AttentionJob, AttentionScratch, AttentionShape, Kernels, KvFormat, KvLayout, KvPages, PAGE_TOKENS, Serial,
+    AttentionJob, AttentionScratch, AttentionShape, FreshKeys, Kernels, KvFormat, KvLayout, KvPages,
+    PAGE_TOKENS, Serial,
 };
 
 fn main() {
@@ -25,10 +26,10 @@ fn main() {
     );
     for (name, heads, kv_heads, dim) in shapes.into_iter().filter(|s| s.0.contains(&wanted)) {
         for kernels in Kernels::available().into_iter().skip(1) {
-            for (tokens, format) in [128, 1024, 4096, 8192]
-                .into_iter()
-                .flat_map(|tokens| [KvFormat::F16, KvFormat::Q8, KvFormat::Q4].map(|format| (tokens, format)))
-            {
+            for (tokens, format) in [128, 1024, 4096, 8192].into_iter().flat_map(|tokens| {
+                [KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Q4Channel]
+                    .map(|format| (tokens, format))
+            }) {
                 let (prefill, decode) = measure(kernels, (heads, kv_heads, dim), tokens, format);
                 let (isa, format) = (format!("{:?}", kernels.isa()), format!("{format:?}"));
                 println!("{name:<14} {isa:<7} {format:<4} {tokens:>6} {prefill:>15.1} {decode:>12.1}");
@@ -44,7 +45,9 @@ fn measure(
     format: KvFormat,
 ) -> (f64, f64) {
     let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim };
-    let layout = KvLayout { shape, k: format, v: format };
+    // Only keys are rounded per channel.
+    let v = if format == KvFormat::Q4Channel { KvFormat::Q4 } else { format };
+    let layout = KvLayout { shape, k: format, v };
     // Several layers, so that decode reads from memory as it would in a model.
     let pages_per_layer = tokens.div_ceil(PAGE_TOKENS);
     let layers = (64_000_000 / (2 * pages_per_layer * layout.page_len())).clamp(1, 64);
@@ -59,6 +62,16 @@ fn measure(
     let pages: Box<[u16]> =
         halves.iter().copied().cycle().take(layers * pages_per_layer * layout.page_len()).collect();
     let chunks = [pages];
+    let fresh_len = layout.fresh().page_len();
+    let fresh_chunks = [halves.iter().copied().cycle().take(5 * fresh_len).collect::<Box<[u16]>>()];
+    let fresh_first = pages_per_layer.saturating_sub(5);
+    let fresh = FreshKeys {
+        chunks: &fresh_chunks,
+        chunk_pages: 5,
+        page_len: fresh_len,
+        table: &[0, 1, 2, 3, 4],
+        first: fresh_first,
+    };
     let q: Vec<f32> = (0..tokens * heads * dim).map(|_| noise() * 3.0).collect();
     let mut out = vec![0.0; q.len()];
     let mut scratch = AttentionScratch::new(&shape, 1, tokens);
@@ -82,6 +95,7 @@ fn measure(
                     page_len: layout.page_len(),
                     table: &table,
                     first_token: 0,
+                    fresh: (layout.k == KvFormat::Q4Channel).then_some(fresh),
                 },
                 scale: 1.0 / (dim as f32).sqrt(),
                 soft_cap: None,

@@ -88,7 +88,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "VIEW", default_value_t)]
     precision: WeightPrecision,
 
-    /// Element type of the KV cache: f16, q8, k8v4, q4.
+    /// Element type of the KV cache: f16, q8, k8v4, q4, q4-channel.
     #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
     kv_type: KvTypes,
 }

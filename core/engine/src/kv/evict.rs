@@ -10,7 +10,7 @@
 
 use pannier_kernels::PAGE_TOKENS;
 
-use super::{Heat, KvCache, KvPolicy, Sequence};
+use super::{Heat, KvCache, KvPolicy, Sequence, cannot_forget};
 use crate::{Error, Result};
 
 /// What an eviction did.
@@ -27,7 +27,7 @@ impl KvCache {
     /// ones stay.
     ///
     /// # Errors
-    /// [`Error::OutOfBudget`] if shared pages cannot be copied; the sequence is as it was then.
+    /// [`Error::OutOfBudget`] if shared pages cannot be copied, [`Error::Unsupported`] with keys per channel; the sequence is as it was then.
     pub fn evict(
         &mut self,
         seq: &mut Sequence,
@@ -41,6 +41,9 @@ impl KvCache {
         let kept = policy.keeps().map_or(slots, |keeps| keeps.min(slots));
         if kept == slots {
             return Ok(Evicted { gone: 0, kept });
+        }
+        if self.layers.iter().any(|layer| layer.evicts() && layer.fresh.is_some()) {
+            return Err(cannot_forget("keys per channel", policy));
         }
         let pages = kept.div_ceil(PAGE_TOKENS);
         // First all that can fail.

@@ -8,10 +8,15 @@
 //!             commit(n)    they belong to the sequence now; or rollback() after a failure
 //! ```
 //!
+//! Keys per channel have pages of halves beside the others, see `fresh.rs`.
+//!
 //! Growth never copies: chunks stay where they are. A page belongs to one layer of one geometry, and only this room knows what
 //! lies in it, so that other element types are other pools.
 
 mod evict;
+mod fresh;
+#[cfg(test)]
+mod fresh_tests;
 mod heat;
 mod policy;
 mod pool;
@@ -33,7 +38,8 @@ pub use types::{KvType, KvTypes};
 
 use crate::memory::Accountant;
 use crate::{Error, Result};
-use pannier_kernels::{AttentionShape, Kernels, KvLayout, KvPages, PAGE_TOKENS};
+use fresh::Fresh;
+use pannier_kernels::{AttentionShape, Kernels, KvFormat, KvLayout, KvPages, PAGE_TOKENS};
 use pool::PagePool;
 use prefix::PrefixCache;
 use sequence::{Returns, Table};
@@ -64,9 +70,20 @@ impl KvGeometry {
         KvLayout { shape, k: self.k.format(), v: self.v.format() }
     }
 
-    /// Bytes of one token, scales included: `2 kv_heads (k_dim + v_dim)` for f16.
+    /// Bytes of one token, scales included: `2 kv_heads (k_dim + v_dim)` for f16. Fresh keys, of which only the newest tokens have any, do not
+    /// count.
     pub fn bytes_per_token(&self) -> u64 {
         self.layout().bytes_per_token() as u64
+    }
+
+    /// Words of a page of fresh keys, if there are any.
+    fn fresh_len(&self) -> Option<usize> {
+        (self.k.format() == KvFormat::Q4Channel).then(|| self.layout().fresh().page_len())
+    }
+
+    /// Pages of fresh keys, and the bytes of one, that a sequence of up to `len` tokens has at most while the last `n` of them are computed.
+    pub(crate) fn fresh_pages(&self, n: usize, len: usize) -> Option<(u64, u64)> {
+        self.fresh_len().map(|words| (Fresh::most(n, len) as u64, 2 * words as u64))
     }
 }
 
@@ -129,14 +146,36 @@ pub struct KvCache {
     prefix_nodes: usize,
 }
 
+impl KvOptions {
+    /// Whether the policy can be followed with these types.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: rows of pages with scales per channel cannot be moved, so nothing of them can be forgotten.
+    pub fn check(&self) -> Result<()> {
+        if self.policy.keeps().is_some() && self.types.k == KvType::Q4Channel {
+            return Err(cannot_forget(&format!("the KV type {}", self.types), self.policy));
+        }
+        Ok(())
+    }
+}
+
+fn cannot_forget(what: &str, policy: KvPolicy) -> Error {
+    let what = format!(
+        "the KV policy {policy} with {what}: keys with scales per channel stay where they are; with all other types positions can be forgotten"
+    );
+    Error::Unsupported { what }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Layer {
     geometry: KvGeometry,
     pool: usize,
+    /// The pool of its fresh keys.
+    fresh: Option<usize>,
 }
 
 impl Layer {
-    /// Layers with a window forget by themselves.
+    /// Layers with a window forget by themselves, page by page.
     fn evicts(&self) -> bool {
         self.geometry.window.is_none()
     }
@@ -151,7 +190,7 @@ impl KvCache {
     /// An empty cache for a model whose layers keep `layers`. No page is allocated yet.
     ///
     /// # Errors
-    /// A geometry that is empty or overflows.
+    /// A geometry that is empty or overflows; a policy that the layers cannot follow.
     pub fn new(layers: &[KvGeometry], options: KvOptions, accountant: &Accountant) -> Result<KvCache> {
         let mut pools: Vec<PagePool> = Vec::new();
         let mut placed = Vec::with_capacity(layers.len());
@@ -160,7 +199,7 @@ impl KvCache {
             values
                 .and_then(|values| values.checked_mul(geometry.kv_heads))
                 .and_then(|values| values.checked_mul(16 * PAGE_TOKENS))
-                .filter(|&len| len > 0 && len < u32::MAX as usize)
+                .filter(|&len| len > 0 && len < u32::MAX as usize && geometry.v != KvType::Q4Channel)
                 .ok_or_else(|| Error::internal(format!("KV geometry {geometry:?}")))?;
             // Padding makes rows of a few values up to nine times as long; that cannot overflow either.
             let page_len = geometry.layout().page_len();
@@ -171,7 +210,20 @@ impl KvCache {
                     pools.len() - 1
                 }
             };
-            placed.push(Layer { geometry, pool });
+            placed.push(Layer { geometry, pool, fresh: None });
+        }
+        // Behind all others and of their own, so that a page and its fresh keys are never in one pool.
+        let first = pools.len();
+        for layer in &mut placed {
+            let Some(len) = layer.geometry.fresh_len() else { continue };
+            if layer.evicts() && options.policy.keeps().is_some() {
+                return Err(cannot_forget("keys per channel", options.policy));
+            }
+            let known = pools.iter().skip(first).position(|pool| pool.page_len() == len);
+            layer.fresh = Some(known.map_or(pools.len(), |at| first + at));
+            if known.is_none() {
+                pools.push(PagePool::new(len, accountant.clone()));
+            }
         }
         let needed = vec![0; pools.len()];
         let mut cache = KvCache {
@@ -199,7 +251,7 @@ impl KvCache {
 
     /// A sequence without tokens.
     pub fn new_sequence(&self) -> Sequence {
-        let tables = self.layers.iter().map(|layer| Table::new(layer.pool)).collect();
+        let tables = self.layers.iter().map(|layer| Table::new(layer.pool, layer.fresh)).collect();
         Sequence::new(tables, Arc::clone(&self.returns))
     }
 
@@ -257,6 +309,13 @@ impl KvCache {
             };
             let shared = table.tail(seq.len()).is_some_and(|page| pool.is_shared(page));
             *needed += table.pages_for(end).saturating_sub(table.pages.len()) + usize::from(shared);
+            let Some(fresh) = &table.fresh else { continue };
+            let (Some(pool), Some(needed)) = (self.pools.get(fresh.pool), self.needed.get_mut(fresh.pool))
+            else {
+                return Err(Error::internal("page pool"));
+            };
+            let shared = fresh.tail(seq.len()).is_some_and(|page| pool.is_shared(page));
+            *needed += fresh.missing(seq.len(), end) + usize::from(shared);
         }
         for pool in 0..self.pools.len() {
             self.make_room(pool)?;
@@ -267,13 +326,20 @@ impl KvCache {
             if let Some(page) = table.tail(len)
                 && pool.is_shared(page)
             {
-                let own = pool.take()?;
-                pool.copy(page, own);
-                pool.release(page);
-                table.set_tail(len, own);
+                table.set_tail(len, pool.take_copy(page)?);
             }
             while table.pages.len() < table.pages_for(end) {
                 table.pages.push(pool.take()?);
+            }
+            let Some(fresh) = &mut table.fresh else { continue };
+            let Some(pool) = self.pools.get_mut(fresh.pool) else { continue };
+            if let Some(page) = fresh.tail(len)
+                && pool.is_shared(page)
+            {
+                fresh.set_tail(len, pool.take_copy(page)?);
+            }
+            while fresh.missing(len, end) > 0 {
+                fresh.push(len, pool.take()?);
             }
         }
         Ok(())
@@ -318,7 +384,7 @@ impl KvCache {
         keys: &[f32],
         values: &[f32],
     ) -> Result<()> {
-        let Layer { geometry, pool } = self.layer(layer)?;
+        let Layer { geometry, pool, .. } = self.layer(layer)?;
         let layout = geometry.layout();
         let (k_len, v_len) = (geometry.kv_heads * geometry.k_dim, geometry.kv_heads * geometry.v_dim);
         let (table, pool) = seq
@@ -337,7 +403,7 @@ impl KvCache {
                 .ok_or_else(|| Error::internal(format!("position {position} was not prepared")))?;
             kernels.write_kv(&layout, page, position % PAGE_TOKENS, key, value);
         }
-        Ok(())
+        fresh::write(kernels, &layout, &mut self.pools, table, start, keys)
     }
 
     /// The slot of a layer that the end of the sequence is at: its length, less what was evicted.
@@ -362,7 +428,7 @@ impl KvCache {
     /// # Errors
     /// Only for mistakes of the caller.
     pub fn pages<'a>(&'a self, seq: &'a Sequence, layer: usize) -> Result<KvPages<'a>> {
-        let Layer { geometry, pool } = self.layer(layer)?;
+        let Layer { geometry, pool, .. } = self.layer(layer)?;
         let (table, pool) =
             seq.tables().get(layer).zip(self.pools.get(pool)).ok_or_else(|| Error::internal("KV layer"))?;
         Ok(KvPages {
@@ -372,6 +438,7 @@ impl KvCache {
             page_len: pool.page_len(),
             table: &table.pages,
             first_token: table.first * PAGE_TOKENS,
+            fresh: table.fresh.as_ref().and_then(|fresh| Some(fresh.view(self.pools.get(fresh.pool)?))),
         })
     }
 
@@ -379,6 +446,11 @@ impl KvCache {
     pub fn commit(&mut self, seq: &mut Sequence, n: usize) {
         let len = seq.len() + n;
         seq.set_len(len);
+        for fresh in seq.tables_mut().iter_mut().filter_map(|table| table.fresh.as_mut()) {
+            if let Some(pool) = self.pools.get_mut(fresh.pool) {
+                fresh.commit(len, |page| pool.release(page));
+            }
+        }
         let Some(slack) = self.options.window_slack else { return };
         for (layer, table) in self.layers.iter().zip(seq.tables_mut()) {
             let (Some(window), Some(pool)) = (layer.geometry.window, self.pools.get_mut(layer.pool)) else {
@@ -414,21 +486,32 @@ impl KvCache {
             if len > 0 && len < table.floor {
                 return cannot("keys and values of earlier tokens were evicted");
             }
+            if table.fresh.as_ref().is_some_and(|fresh| !fresh.can_cut(len)) {
+                return cannot("only whole pages are left there of keys that are rounded per channel");
+            }
         }
         seq.set_len(len);
         self.cut(seq, len);
         Ok(())
     }
 
-    /// How many of the last tokens of a sequence can be forgotten for certain.
+    /// How many tokens of a sequence can be forgotten for certain, counted from the longest that it has been since it was restored or resumed
+    /// (but not those that it had then).
     pub fn slack(&self) -> usize {
-        self.options.window_slack.unwrap_or(usize::MAX)
+        let fresh = self.layers.iter().any(|layer| layer.fresh.is_some());
+        let of_pages = if fresh { PAGE_TOKENS } else { usize::MAX };
+        self.options.window_slack.unwrap_or(usize::MAX).min(of_pages)
     }
 
     fn cut(&mut self, seq: &mut Sequence, len: usize) {
         for table in seq.tables_mut() {
             if let Some(pool) = self.pools.get_mut(table.pool) {
                 table.cut(len, |page| pool.release(page));
+            }
+            if let Some(fresh) = &mut table.fresh
+                && let Some(pool) = self.pools.get_mut(fresh.pool)
+            {
+                fresh.cut(len, |page| pool.release(page));
             }
         }
     }
@@ -443,6 +526,11 @@ impl KvCache {
         for table in seq.tables() {
             if let Some(pool) = self.pools.get_mut(table.pool) {
                 table.held().iter().for_each(|&page| pool.share(page));
+            }
+            if let Some(fresh) = &table.fresh
+                && let Some(pool) = self.pools.get_mut(fresh.pool)
+            {
+                fresh.pages().iter().for_each(|&page| pool.share(page));
             }
             tables.push(table.clone());
         }

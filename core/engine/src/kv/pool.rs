@@ -105,6 +105,14 @@ impl PagePool {
         Ok(page)
     }
 
+    /// A free page with what `page` holds, which is held once less.
+    pub(super) fn take_copy(&mut self, page: u32) -> Result<u32> {
+        let own = self.take()?;
+        self.copy(page, own);
+        self.release(page);
+        Ok(own)
+    }
+
     pub(super) fn share(&mut self, page: u32) {
         if let Some(refs) = self.refs.get_mut(page as usize) {
             *refs += 1;
@@ -141,7 +149,7 @@ impl PagePool {
         self.chunks.get_mut(chunk)?.get_mut(range)
     }
 
-    pub(super) fn copy(&mut self, from: u32, to: u32) {
+    fn copy(&mut self, from: u32, to: u32) {
         let (from_chunk, from) = self.range(from);
         let (to_chunk, to) = self.range(to);
         if from_chunk == to_chunk {

@@ -4,7 +4,8 @@
 //! magic 8, version u32, fingerprint 32          of the model and of all settings that its keys and values depend on
 //! tokens: count u32, then u32 each
 //! layers: count u32, then for each              first u32, gap u32, floor u32 (see `Table`), words of a page u32, pages u32,
-//!                                               and the words of each page, u16
+//!                                               and the words of each page, u16; words of the fresh page that the end is in u32 (0 if
+//!                                               there is none, see `fresh.rs`), and these words, u16
 //! state:  count u32, then f32 each              of recurrent layers
 //! SHA-256 of all before it
 //! ```
@@ -21,7 +22,7 @@ use super::{KvCache, Sequence};
 use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"PANNIEKV";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of the checksum.
 const SUM: u64 = 32;
 
@@ -60,6 +61,12 @@ impl Summed<'_> {
         self.out.write_all(bytes)
     }
 
+    fn words(&mut self, words: &[u16], bytes: &mut Vec<u8>) -> io::Result<()> {
+        bytes.clear();
+        bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        self.bytes(bytes)
+    }
+
     fn count(&mut self, n: usize) -> io::Result<()> {
         let n = u32::try_from(n).map_err(|_| io::Error::other("a count above 2^32"))?;
         self.bytes(&n.to_le_bytes())
@@ -90,18 +97,30 @@ pub(super) fn write(
         for n in [table.first, table.gap, table.floor, pool.page_len(), table.held().len()] {
             out.count(n)?;
         }
-        let slots = table.slot(seq.len());
+        let (slots, layout) = (table.slot(seq.len()), info.geometry.layout());
         let mut page = vec![0u16; pool.page_len()];
         let mut bytes = Vec::with_capacity(2 * page.len());
         for (index, &held) in (table.first..).zip(table.held()) {
             page.copy_from_slice(pool.page(held).ok_or_else(|| io::Error::other("a page that is gone"))?);
             // What lies behind the end is of no sequence, and may be of a text that was taken back.
             for slot in slots.saturating_sub(index * PAGE_TOKENS)..PAGE_TOKENS {
-                info.geometry.layout().clear_row(&mut page, slot);
+                layout.clear_row(&mut page, slot);
             }
-            bytes.clear();
-            bytes.extend(page.iter().flat_map(|word| word.to_le_bytes()));
-            out.bytes(&bytes)?;
+            if info.fresh.is_some() && (index + 1) * PAGE_TOKENS > slots {
+                // Nor are keys that were rounded when the page was full once.
+                layout.clear_keys(&mut page);
+            }
+            out.words(&page, &mut bytes)?;
+        }
+        let tail = table.fresh.as_ref().and_then(|fresh| Some((fresh.pool, fresh.tail(slots)?)));
+        let tail = tail.and_then(|(pool, page)| cache.pools.get(pool)?.page(page));
+        out.count(tail.map_or(0, <[u16]>::len))?;
+        if let Some(tail) = tail {
+            let mut tail = tail.to_vec();
+            for slot in slots % PAGE_TOKENS..PAGE_TOKENS {
+                layout.fresh().clear_row(&mut tail, slot);
+            }
+            out.words(&tail, &mut bytes)?;
         }
     }
     out.count(saved.state.len())?;
@@ -249,7 +268,8 @@ fn read_layer<R: Read>(
     }
     // Nothing behind the window is missing, and nothing was evicted that was not there.
     let needed = geometry.window.map_or(0, |window| super::needed_from(n, window)) / PAGE_TOKENS;
-    let fits = gap <= floor && floor <= n && (gap == 0 || geometry.window.is_none());
+    let evicts = geometry.window.is_none() && table.fresh.is_none();
+    let fits = gap <= floor && floor <= n && (gap == 0 || evicts);
     if !fits || first > needed || (n - gap).div_ceil(PAGE_TOKENS) != first.saturating_add(pages) {
         return Err(bad("its pages are not those of its tokens"));
     }
@@ -262,10 +282,36 @@ fn read_layer<R: Read>(
         let page = pool.take()?;
         // From here on the sequence gives the page back when it is dropped.
         table.pages.push(page);
-        let words = pool.page_mut(page).ok_or_else(|| Error::internal("a page that is gone"))?;
-        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<2>().0) {
-            *word = u16::from_le_bytes(*bytes);
-        }
+        to_words(&bytes, pool.page_mut(page))?;
+    }
+    let words = input.count_of(2)?;
+    let Some(fresh) = &mut table.fresh else {
+        return if words == 0 {
+            Ok(())
+        } else {
+            Err(bad("it has fresh keys that the model's types have not"))
+        };
+    };
+    let pool = cache.pools.get_mut(fresh.pool).ok_or_else(|| Error::internal("page pool"))?;
+    let expected = if n.is_multiple_of(PAGE_TOKENS) { 0 } else { pool.page_len() };
+    if words != expected {
+        return Err(bad("its fresh keys are not those of its last page"));
+    }
+    if words > 0 {
+        pool.ensure_free(1)?;
+        bytes.resize(2 * words, 0);
+        input.bytes(&mut bytes)?;
+        let page = pool.take()?;
+        fresh.push(n, page);
+        to_words(&bytes, pool.page_mut(page))?;
+    }
+    Ok(())
+}
+
+fn to_words(bytes: &[u8], words: Option<&mut [u16]>) -> Result<()> {
+    let words = words.ok_or_else(|| Error::internal("a page that is gone"))?;
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *word = u16::from_le_bytes(*bytes);
     }
     Ok(())
 }

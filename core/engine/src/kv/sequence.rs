@@ -1,5 +1,6 @@
 //! What one text has in the cache.
 
+use super::fresh::Fresh;
 use pannier_kernels::PAGE_TOKENS;
 use std::sync::{Arc, Mutex};
 
@@ -25,11 +26,14 @@ pub(super) struct Table {
     pub(super) gap: usize,
     /// How long the sequence was when it was evicted last.
     pub(super) floor: usize,
+    /// Of keys that are rounded per channel.
+    pub(super) fresh: Option<Fresh>,
 }
 
 impl Table {
-    pub(super) fn new(pool: usize) -> Self {
-        Table { pool, pages: Vec::new(), first: 0, gap: 0, floor: 0 }
+    pub(super) fn new(pool: usize, fresh: Option<usize>) -> Self {
+        let fresh = fresh.map(Fresh::new);
+        Table { pool, pages: Vec::new(), first: 0, gap: 0, floor: 0, fresh }
     }
 
     /// The slot of a position (or of the end).
@@ -128,6 +132,9 @@ impl Drop for Sequence {
         for mut table in self.tables.drain(..) {
             table.pages.drain(..table.first.min(table.pages.len()));
             returns.push((table.pool, table.pages));
+            if let Some(fresh) = table.fresh {
+                returns.push((fresh.pool, fresh.into_pages()));
+            }
         }
     }
 }

@@ -19,6 +19,9 @@ pub enum KvType {
     Q8Rotated,
     /// [`KvType::Q4`] after the same rotation.
     Q4Rotated,
+    /// Keys only: int4 with a scale and an offset per channel of a page, the newest page in half precision (arXiv:2402.02750). Nothing of it
+    /// can be evicted.
+    Q4Channel,
 }
 
 impl KvType {
@@ -28,6 +31,7 @@ impl KvType {
             KvType::F16 => KvFormat::F16,
             KvType::Q8 | KvType::Q8Rotated => KvFormat::Q8,
             KvType::Q4 | KvType::Q4Rotated => KvFormat::Q4,
+            KvType::Q4Channel => KvFormat::Q4Channel,
         }
     }
 
@@ -37,7 +41,7 @@ impl KvType {
     }
 
     fn is_int4(self) -> bool {
-        self.format() == KvFormat::Q4
+        matches!(self.format(), KvFormat::Q4 | KvFormat::Q4Channel)
     }
 }
 
@@ -53,17 +57,19 @@ pub struct KvTypes {
 }
 
 /// The names, and what they stand for.
-const NAMES: [(&str, KvTypes); 9] = [
+const NAMES: [(&str, KvTypes); 11] = [
     ("f16", KvTypes::F16),
     ("q8", KvTypes::Q8),
     ("k8v4", KvTypes::K8V4),
     ("q4", KvTypes::Q4),
+    ("q4-channel", KvTypes::Q4_CHANNEL),
     ("q4-everywhere", KvTypes { edges: 0, ..KvTypes::Q4 }),
     ("q8-naive", KvTypes { k: KvType::Q8, ..KvTypes::Q8 }),
     ("q4-naive", KvTypes { k: KvType::Q4, v: KvType::Q4, edges: 0 }),
-    // Keys alone, to measure what the rotation does.
+    // Keys alone, to measure what the rotation and what scales per channel do.
     ("k4-only", KvTypes { k: KvType::Q4Rotated, v: KvType::F16, edges: 0 }),
     ("k4-only-naive", KvTypes { k: KvType::Q4, v: KvType::F16, edges: 0 }),
+    ("k4-only-channel", KvTypes { k: KvType::Q4Channel, v: KvType::F16, edges: 0 }),
 ];
 
 impl KvTypes {
@@ -75,6 +81,9 @@ impl KvTypes {
     pub const K8V4: KvTypes = KvTypes { k: KvType::Q8Rotated, v: KvType::Q4, edges: 1 };
     /// Rotated keys and values in int4: about a quarter.
     pub const Q4: KvTypes = KvTypes { k: KvType::Q4Rotated, v: KvType::Q4, edges: 1 };
+
+    /// Both in int4, keys per channel.
+    pub const Q4_CHANNEL: KvTypes = KvTypes { k: KvType::Q4Channel, v: KvType::Q4, edges: 1 };
 
     /// The types of one attention layer of `layers`.
     pub fn of_layer(self, layer: usize, layers: usize) -> (KvType, KvType) {
@@ -123,6 +132,8 @@ mod tests {
         let layers: Vec<_> = (0..4).map(|layer| KvTypes::Q4.of_layer(layer, 4)).collect();
         let (edge, middle) = ((KvType::Q8Rotated, KvType::Q8), (KvType::Q4Rotated, KvType::Q4));
         assert_eq!(layers, [edge, middle, middle, edge]);
+        assert_eq!(KvTypes::Q4_CHANNEL.of_layer(3, 4), edge);
+        assert_eq!(KvTypes::Q4_CHANNEL.of_layer(2, 4), (KvType::Q4Channel, KvType::Q4));
         assert_eq!(KvTypes::F16.of_layer(0, 4), (KvType::F16, KvType::F16));
         assert_eq!(KvTypes::Q4.of_layer(0, 1), edge);
     }

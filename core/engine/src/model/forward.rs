@@ -3,7 +3,8 @@
 use crate::kv::Evicted;
 use crate::memory::{MemoryPressure, ThermalLevel};
 use crate::residency::View;
-use crate::{CancelFlag, Result};
+use crate::{CancelFlag, Error, Result};
+use pannier_kernels::PAGE_TOKENS;
 use std::io::{Read, Seek, Write};
 use std::ops::Range;
 
@@ -80,6 +81,21 @@ pub trait Forward: Send {
     /// # Errors
     /// [`crate::Error::CannotTruncate`] when `len` is longer than the sequence, or what an earlier position needs is gone.
     fn truncate(&mut self, seq: &mut Self::Seq, len: usize) -> Result<()>;
+
+    /// Forgets all tokens from index `len` on, or, where that cannot be, from the border of a page below it: keys that are rounded
+    /// per channel are cut only there. Gives how many tokens are left; `None` if neither could be done.
+    ///
+    /// # Errors
+    /// Those of [`Forward::truncate`] but `CannotTruncate`.
+    fn truncate_near(&mut self, seq: &mut Self::Seq, len: usize) -> Result<Option<usize>> {
+        for len in [len, len / PAGE_TOKENS * PAGE_TOKENS] {
+            match self.truncate(seq, len) {
+                Err(Error::CannotTruncate { .. }) => {}
+                result => return result.map(|()| Some(len)),
+            }
+        }
+        Ok(None)
+    }
 
     /// Memory is scarce, or no longer: makes what is kept only for speed as large as `pressure` allows, from the next step on. Gives
     /// the size that it will have in bytes, or `None` if there is nothing of that kind.

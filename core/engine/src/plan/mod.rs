@@ -165,7 +165,8 @@ impl Plan {
         let weight_bytes: u64 = layout.units().iter().map(|unit| unit.bytes()).sum();
         let (scratch_bytes, other_bytes) = (scratch(chunk), other_bytes(model.gguf()));
         let kv_types = wish.kv.types;
-        let kv_bytes = kv_bytes(model, spec.context, chunk, &wish.kv);
+        let fresh_bytes = fresh_bytes(model, spec.context, chunk, &wish.kv);
+        let kv_bytes = kv_bytes(model, spec.context, chunk, &wish.kv).saturating_add(fresh_bytes);
         let fixed = vector_bytes + scratch_bytes + other_bytes + margin(budget);
         let around = fixed.saturating_add(kv_bytes);
 
@@ -213,8 +214,8 @@ impl Plan {
         }
         // Without weights to stream, a longer context costs only its KV.
         let least_weights = if plan.residency.mapped { weight_bytes } else { least_copies(model, &wish)? };
-        let per_token = kv_bytes / spec.context.max(1) as u64;
-        let spare = budget.saturating_sub(fixed).saturating_sub(least_weights);
+        let per_token = kv_bytes.saturating_sub(fresh_bytes) / spec.context.max(1) as u64;
+        let spare = budget.saturating_sub(fixed).saturating_sub(fresh_bytes).saturating_sub(least_weights);
         plan.max_context = spare.checked_div(per_token).map_or(spec.trained_context, |tokens| {
             usize::try_from(tokens).unwrap_or(usize::MAX).min(spec.trained_context) / PAGE_TOKENS
                 * PAGE_TOKENS
@@ -266,7 +267,7 @@ impl Plan {
 /// context is the usual one, or what fits.
 ///
 /// # Errors
-/// Those of [`Blueprint::read`]; [`Error::DoesNotFit`].
+/// Those of [`Blueprint::read`] and [`KvOptions::check`]; [`Error::DoesNotFit`].
 pub fn prepare(gguf: &Arc<Gguf>, options: &ModelOptions, wish: &PlanWish) -> Result<(Blueprint, Plan)> {
     prepare_on(gguf, &DeviceProfile::unknown(), options, wish)
 }
@@ -281,6 +282,7 @@ pub fn prepare_on(
     options: &ModelOptions,
     wish: &PlanWish,
 ) -> Result<(Blueprint, Plan)> {
+    wish.kv.check()?;
     let blueprint = Blueprint::read(Arc::clone(gguf), options)?;
     if wish.budget.is_none() {
         let wish = PlanWish { budget: Some(u64::MAX / 2), ..*wish };
@@ -337,16 +339,34 @@ fn kv_bytes(model: &Blueprint, tokens: usize, chunk: usize, options: &KvOptions)
         let page = PAGE_TOKENS as u64 * layer.bytes_per_token();
         let tokens = if layer.window.is_none() { tokens.min(bound) } else { tokens };
         let pages = tokens.div_ceil(PAGE_TOKENS) as u64;
-        match pools.iter_mut().find(|(size, _)| *size == page) {
-            Some((_, count)) => *count += pages,
-            None => pools.push((page, pages)),
+        add_pages(&mut pools, page, pages);
+    }
+    whole_chunks(pools).saturating_add(model.spec().recurrent_bytes())
+}
+
+/// Halves of the newest keys while a chunk is computed, for types that have them. They do not grow with the context.
+fn fresh_bytes(model: &Blueprint, tokens: usize, chunk: usize, options: &KvOptions) -> u64 {
+    let mut pools = Vec::new();
+    for layer in model.spec().kv(options.types) {
+        if let Some((pages, page)) = layer.fresh_pages(chunk, tokens) {
+            add_pages(&mut pools, page, pages);
         }
     }
-    pools
-        .into_iter()
-        .map(|(page, count)| {
-            let chunk = ((1 << 20) / page.max(1)).max(1);
-            count.next_multiple_of(chunk).saturating_mul(page)
-        })
-        .fold(model.spec().recurrent_bytes(), u64::saturating_add)
+    whole_chunks(pools)
+}
+
+fn add_pages(pools: &mut Vec<(u64, u64)>, page: u64, pages: u64) {
+    match pools.iter_mut().find(|(size, _)| *size == page) {
+        Some((_, count)) => *count += pages,
+        None => pools.push((page, pages)),
+    }
+}
+
+/// Bytes of pages of several sizes, (size, how many), as pools allocate them.
+fn whole_chunks(pools: Vec<(u64, u64)>) -> u64 {
+    let bytes = |(page, count): (u64, u64)| {
+        let chunk = ((1 << 20) / page.max(1)).max(1);
+        count.next_multiple_of(chunk).saturating_mul(page)
+    };
+    pools.into_iter().map(bytes).fold(0, u64::saturating_add)
 }

@@ -62,13 +62,12 @@ pub(super) fn reuse<F: Forward>(
         {
             return Ok(other);
         }
-        match forward.truncate(&mut have.seq, common) {
-            Ok(()) => Ok((common, None)),
-            Err(Error::CannotTruncate { .. }) => match other(forward)? {
-                Some(other) => Ok(other),
-                None => forward.truncate(&mut have.seq, 0).map(|()| (0, None)),
-            },
-            Err(error) => Err(error),
+        if let Some(kept) = forward.truncate_near(&mut have.seq, common)? {
+            return Ok((kept, None));
+        }
+        match other(forward)? {
+            Some(other) => Ok(other),
+            None => forward.truncate(&mut have.seq, 0).map(|()| (0, None)),
         }
     })??;
     if let Some(seq) = seq {

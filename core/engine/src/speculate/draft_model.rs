@@ -9,9 +9,9 @@
 
 use super::odds::CLASSES;
 use super::proposer::{Ask, Proposal, Proposer};
+use crate::Result;
 use crate::memory::Reservation;
 use crate::model::{Forward, Outputs};
-use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A draft model, shared by the sessions of the model that it drafts for. Whoever uses it has the turn of that model, so it is never
@@ -188,13 +188,12 @@ impl<F: Forward> Proposer for DraftModel<F> {
         let common = tokens.iter().copied().zip(ask.tokens_from(0)).take_while(|(a, b)| a == b).count();
         let keep = common.min(ask.len() - 1);
         if keep < tokens.len() {
-            match forward.truncate(seq, keep) {
-                Ok(()) => tokens.truncate(keep),
-                Err(Error::CannotTruncate { .. }) => {
+            match forward.truncate_near(seq, keep)? {
+                Some(kept) => tokens.truncate(kept),
+                None => {
                     forward.truncate(seq, 0)?;
                     tokens.clear();
                 }
-                Err(error) => return Err(error),
             }
         }
         self.batch.clear();

@@ -1,5 +1,6 @@
 //! Real files as models, in memory and streamed.
 
+use pannier::kv::{KvOptions, KvTypes};
 use pannier::memory::{Accountant, MemoryProbe, MemoryReading};
 use pannier::model::{Blueprint, ModelOptions, Runner, RunnerOptions};
 use pannier::pool::Pool;
@@ -18,6 +19,10 @@ pub fn full() -> bool {
 
 /// A runner; `share`: percent of what copies of all weights would take, or the mapped file.
 pub fn runner(path: &Path, share: Option<u64>) -> Runner {
+    runner_with(path, share, KvTypes::F16)
+}
+
+fn runner_with(path: &Path, share: Option<u64>, types: KvTypes) -> Runner {
     let read = || Blueprint::read(Arc::new(Gguf::open(path).unwrap()), &ModelOptions::default()).unwrap();
     let model = read();
     let plan = |budget| {
@@ -36,7 +41,8 @@ pub fn runner(path: &Path, share: Option<u64>) -> Runner {
     assert_eq!(residency.mapped, share.is_none());
     let accountant = Accountant::new(None);
     let loaded = model.load(residency, &StreamOptions::default(), &accountant).unwrap();
-    let options = RunnerOptions { chunk: 64, ..RunnerOptions::default() };
+    let kv = KvOptions { types, ..KvOptions::default() };
+    let options = RunnerOptions { chunk: 64, kv, ..RunnerOptions::default() };
     Runner::new(Arc::new(loaded), Arc::new(Pool::new(2)), &options, &accountant).unwrap()
 }
 
@@ -51,8 +57,18 @@ impl MemoryProbe for Plenty {
 
 /// A model on token ids, that drafts for itself if asked.
 pub fn model(path: &Path, share: Option<u64>, draft: Option<&Path>) -> Arc<Model<Runner>> {
-    let draft = draft.map(|draft| Draft::new(runner(draft, None), 64, None, 0.3));
-    let parts = ModelParts::new(runner(path, share));
+    model_with(path, share, draft, KvTypes::F16)
+}
+
+/// [`model`] with these element types, the draft model too.
+pub fn model_with(
+    path: &Path,
+    share: Option<u64>,
+    draft: Option<&Path>,
+    types: KvTypes,
+) -> Arc<Model<Runner>> {
+    let draft = draft.map(|draft| Draft::new(runner_with(draft, None, types), 64, None, 0.3));
+    let parts = ModelParts::new(runner_with(path, share, types));
     Model::from_parts(ModelParts { draft, prefill_chunk: 64, memory: Arc::new(Plenty), ..parts })
 }
 

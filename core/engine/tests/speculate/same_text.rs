@@ -1,7 +1,8 @@
 //! The same tokens, probabilities and ends with guesses and without.
 
 use crate::golden_support::{real, tiny};
-use crate::models::{answer, full, model, prompt, scripted};
+use crate::models::{answer, full, model, model_with, prompt, scripted};
+use pannier::kv::KvTypes;
 use pannier::model::Runner;
 use pannier::sampling::SamplerOptions;
 use pannier::session::{Completion, GenerationOptions, Model};
@@ -106,6 +107,17 @@ fn guesses_change_no_bit_of_an_answer() {
 #[test]
 fn guesses_change_no_bit_of_an_answer_of_streamed_models() {
     check(Some(50));
+}
+
+/// Guesses end pages that are taken back, and the halves of their keys must come back with them.
+#[test]
+fn guesses_change_no_bit_with_keys_per_channel() {
+    let types = KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL };
+    for name in ["tiny-llama-Q4_K_M", "arch-gemma3-dense", "arch-qwen35-dense"] {
+        let path = tiny(&format!("{name}.gguf"));
+        let model = model_with(&path, None, Some(&path), types);
+        compare(name, &model, 0..if full() { 200 } else { 4 }, &lens());
+    }
 }
 
 #[test]

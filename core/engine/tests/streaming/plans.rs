@@ -1,7 +1,9 @@
 use crate::tiny;
 use pannier::Error;
+use pannier::kv::{KvCache, KvOptions, KvPolicy, KvTypes};
 use pannier::memory::{Accountant, Category};
-use pannier::plan::{DeviceProfile, Plan, PlanWish};
+use pannier::model::ModelOptions;
+use pannier::plan::{self, DeviceProfile, Plan, PlanWish};
 
 #[test]
 fn a_budget_that_cannot_work_is_refused_with_what_would() {
@@ -28,6 +30,33 @@ fn the_least_budget_that_a_refusal_names_fits_and_a_little_less_does_not() {
     assert!(plan.fits && plan.peak_bytes <= high, "{plan:?}");
     assert!(!plan.residency.mapped && plan.residency.streamed_bytes > 0);
     assert!(tiny::plan(&path, 1 << 30).residency.mapped);
+}
+
+/// Fresh keys, which exist for a whole chunk while it is computed, are promised too.
+#[test]
+fn keys_per_channel_stay_within_what_the_plan_promises() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = tiny::blueprint(&tiny::model(folder.path()));
+    for (types, chunk) in [(KvTypes::Q4_CHANNEL, 16), (KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL }, 100)] {
+        let kv = KvOptions { types, ..KvOptions::default() };
+        let wish = PlanWish { budget: Some(64 << 20), chunk: Some(chunk), threads: 1, kv };
+        let plan = Plan::new(&model, &DeviceProfile::unknown(), &wish).unwrap();
+        let accountant = Accountant::new(Some(plan.kv_bytes));
+        let mut cache = KvCache::new(&model.spec().kv(types), kv, &accountant).unwrap();
+        let mut seq = cache.new_sequence();
+        while seq.len() < model.spec().context {
+            let n = chunk.min(model.spec().context - seq.len());
+            cache.prepare(&mut seq, n).unwrap();
+            cache.commit(&mut seq, n);
+        }
+        assert_eq!(accountant.peak(), plan.kv_bytes, "{types}");
+    }
+    // What cannot be done is refused before anything is loaded.
+    let gguf = std::sync::Arc::new(pannier_gguf::Gguf::open(folder.path().join("tiny.gguf")).unwrap());
+    let kv =
+        KvOptions { types: KvTypes::Q4_CHANNEL, policy: KvPolicy::HEAVY_HITTERS, ..KvOptions::default() };
+    let refused = plan::prepare(&gguf, &ModelOptions::default(), &PlanWish { kv, ..PlanWish::default() });
+    assert!(matches!(refused, Err(Error::Unsupported { .. })));
 }
 
 #[test]

@@ -9,10 +9,12 @@
 //! Q4     row = 16 bytes per 32 values:  x[i] = d * (q[i] - 8)     one half per 32 values; low nibbles are the first 16
 //! ```
 //!
-//! All three are written token by token and never rewritten, so what a position holds does not depend on how a prompt was cut.
+//! These three are written token by token and never rewritten, so what a position holds does not depend on how a prompt was cut.
+//! [`KvFormat::Q4Channel`], for keys only, is written page by page: see `channel.rs`.
 
 use std::ops::Range;
 
+use super::channel::GROUP_BYTES;
 use super::quantise::{quantise_q4, quantise_q8};
 use super::{AttentionShape, PAGE_TOKENS};
 use crate::isa::Kernels;
@@ -31,6 +33,9 @@ pub enum KvFormat {
     Q8,
     /// Symmetric int4 with a scale per 32 values of a token: 4.5 bits.
     Q4,
+    /// int4 with a scale and an offset per channel of a page: 4.75 bits. Keys only; those of the page that a query is in are halves, which
+    /// lie elsewhere ([`KvLayout::fresh`]).
+    Q4Channel,
 }
 
 impl KvFormat {
@@ -39,14 +44,14 @@ impl KvFormat {
         match self {
             KvFormat::F16 => dim,
             KvFormat::Q8 => dim.next_multiple_of(LANES) / 2,
-            KvFormat::Q4 => dim.div_ceil(Q4_GROUP) * (Q4_GROUP / 4),
+            KvFormat::Q4 | KvFormat::Q4Channel => dim.div_ceil(Q4_GROUP) * (Q4_GROUP / 4),
         }
     }
 
-    /// Scales of one row, a word each.
+    /// Scales of one row, a word each; those of channels are no row's.
     pub(crate) fn row_scales(self, dim: usize) -> usize {
         match self {
-            KvFormat::F16 => 0,
+            KvFormat::F16 | KvFormat::Q4Channel => 0,
             KvFormat::Q8 => 1,
             KvFormat::Q4 => dim.div_ceil(Q4_GROUP),
         }
@@ -54,12 +59,13 @@ impl KvFormat {
 
     /// Words of the 32 rows of one head.
     fn area(self, dim: usize) -> usize {
-        PAGE_TOKENS * (self.row_words(dim) + self.row_scales(dim))
+        PAGE_TOKENS / 2 * self.row_bytes(dim)
     }
 
-    /// Bytes of a row of `dim` values, its scales included.
+    /// Bytes of a row of `dim` values, its scales (or its share of those of a page) included.
     pub fn row_bytes(self, dim: usize) -> usize {
-        2 * (self.row_words(dim) + self.row_scales(dim))
+        let of_page = if self == KvFormat::Q4Channel { dim.div_ceil(Q4_GROUP) * GROUP_BYTES } else { 0 };
+        2 * (self.row_words(dim) + self.row_scales(dim)) + of_page
     }
 }
 
@@ -113,7 +119,7 @@ impl KvLayout {
         self.values(kv_head).start + slot * self.v.row_words(self.shape.v_dim)
     }
 
-    /// Clears a slot of all KV heads.
+    /// Clears a slot of all KV heads; scales of channels stay.
     ///
     /// # Panics
     /// If the page is too short or the slot is none.
@@ -134,9 +140,10 @@ impl KvLayout {
     /// Copies one KV head's key and value from a slot of one page to a slot of another, as they are.
     ///
     /// # Panics
-    /// If a page is too short or a slot is none.
+    /// If a page is too short or a slot is none, and for keys whose scales belong to a page.
     pub fn copy_row(&self, kv_head: usize, from: (&[u16], usize), to: (&mut [u16], usize)) {
         assert!(from.1 < PAGE_TOKENS && to.1 < PAGE_TOKENS, "slots {} and {}", from.1, to.1);
+        assert!(self.k != KvFormat::Q4Channel, "a key of {:?} cannot leave its page", self.k);
         let areas = [
             (self.keys(kv_head), self.k, self.shape.k_dim),
             (self.values(kv_head), self.v, self.shape.v_dim),
@@ -154,7 +161,8 @@ impl KvLayout {
 
 impl Kernels {
     /// Writes one token's keys (kv_heads x k_dim) and values (kv_heads x v_dim) into a slot (0..32) of a page, rounded to the
-    /// formats of the layout.
+    /// formats of the layout. Keys of [`KvFormat::Q4Channel`] are left out: they are written into a page of [`KvLayout::fresh`], and
+    /// [`KvLayout::close_keys`] brings them here when the page is full.
     ///
     /// # Panics
     /// If lengths do not fit together.
@@ -180,6 +188,7 @@ impl Kernels {
             KvFormat::F16 => self.to_f16(row, to),
             KvFormat::Q8 => quantise_q8(row, to, scales),
             KvFormat::Q4 => quantise_q4(row, to, scales),
+            KvFormat::Q4Channel => {}
         }
     }
 }

@@ -19,7 +19,8 @@
 //! out = A * (1 / L)
 //! ```
 //!
-//! dk and dv are the scales of int8 keys and values, whose integers k and v are then; other formats have none (`format.rs`).
+//! dk and dv are the scales of int8 keys and values, whose integers k and v are then; other formats have none (`format.rs`). Where keys
+//! are rounded per channel of a page, those of the page that P is in are the halves that they are rounded from (`channel.rs`).
 //!
 //! Queries and probabilities are rounded to half precision because the field computes so, with keys and values in half precision: for
 //! contexts of one partition the result is the reference engine's up to the order of sums, which golden values hold us to. Probabilities
@@ -33,6 +34,7 @@
 //! A *tile* is up to 32 rows, each a (query, head) pair of one KV head, that share every load of K and V. Few rows (decode) read the f16
 //! pages directly; many rows (prefill) convert a page once, K transposed, so that lanes are positions and no horizontal sum is needed.
 
+pub(crate) mod channel;
 mod format;
 mod observe;
 mod page;
@@ -43,6 +45,7 @@ mod scratch;
 pub(crate) mod stages;
 pub(crate) mod work;
 
+pub use channel::FreshKeys;
 pub use format::{KvFormat, KvLayout};
 pub use observe::ObserveJob;
 pub use quantise::hadamard_in_place;
@@ -71,6 +74,8 @@ pub struct KvPages<'a> {
     pub table: &'a [u32],
     /// Positions below this are gone, and the table entries of pages wholly below it are not looked at.
     pub first_token: usize,
+    /// Keys of the newest pages, for [`KvFormat::Q4Channel`].
+    pub fresh: Option<FreshKeys<'a>>,
 }
 
 impl<'a> KvPages<'a> {
@@ -118,6 +123,8 @@ pub struct AttentionJob<'a> {
     pub out: &'a mut [f32],
 }
 
+#[cfg(test)]
+mod channel_tests;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]

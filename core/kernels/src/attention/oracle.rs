@@ -87,6 +87,18 @@ fn read(format: KvFormat, area: &[u16], dim: usize, slot: usize) -> (Vec<f32>, f
             };
             ((0..dim).map(value).collect(), 1.0)
         }
+        KvFormat::Q4Channel => {
+            let padded = dim.next_multiple_of(Q4_GROUP);
+            let (offsets, scales) = scales.split_at(padded);
+            let value = |i: usize| {
+                let (group, at) = (i / Q4_GROUP, i % Q4_GROUP);
+                let byte = byte(group * 16 + at % 16);
+                let nibble = if at < 16 { byte & 15 } else { byte >> 4 };
+                let d = f16::from_bits(u16::from(scales[i / 2].to_le_bytes()[i % 2]) * 128).to_f32();
+                (f32::from(nibble) - 8.0).mul_add(d, f16::from_bits(offsets[i]).to_f32())
+            };
+            ((0..dim).map(value).collect(), 1.0)
+        }
     }
 }
 
@@ -95,6 +107,13 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
     let end = query.position + 1;
     let first = query.window.map_or(0, |w| end.saturating_sub(w)).max(kv.first_token);
     let key = |t: usize| {
+        if let (KvFormat::Q4Channel, true, Some(fresh)) =
+            (kv.layout.k, t / PAGE_TOKENS == query.position / PAGE_TOKENS, &kv.fresh)
+        {
+            let area = &fresh.page(t / PAGE_TOKENS)[query.kv_head * PAGE_TOKENS * shape.k_dim..];
+            let area = &area[..PAGE_TOKENS * shape.k_dim];
+            return read(KvFormat::F16, area, shape.k_dim, t % PAGE_TOKENS);
+        }
         let area = &kv.page(t / PAGE_TOKENS)[kv.layout.keys(query.kv_head)];
         read(kv.layout.k, area, shape.k_dim, t % PAGE_TOKENS)
     };

@@ -1,13 +1,14 @@
 //! One partition for one tile: the scores of its pages, their softmax, then the values of its pages.
 
+use std::mem::discriminant;
 use std::ops::Range;
 
 use super::rows::AnyRows;
-use super::schedule::Tile;
+use super::schedule::{Common, Tile};
 use super::scratch::ROW_BLOCK;
 use super::stages::{Block, Scores};
 use super::work::Work;
-use super::{PAGE_TOKENS, PART_TOKENS};
+use super::{KvFormat, PAGE_TOKENS, PART_TOKENS};
 use crate::isa::Kernels;
 use crate::math::LANES;
 use crate::vecops::call;
@@ -38,13 +39,14 @@ struct Page<'a> {
     values: AnyRows<'a>,
 }
 
-/// Calls the entry for the format of a page and the next one, which are the same.
+/// Calls the entry for the format of a page and the next one, which are the same; only keys have the last one.
 macro_rules! by_format {
-    ($rows:expr, $next:expr, |$r:ident, $n:ident| $f16:expr, $q8:expr, $q4:expr) => {
+    ($rows:expr, $next:expr, |$r:ident, $n:ident| $f16:expr, $q8:expr, $q4:expr $(, $channel:expr)?) => {
         match ($rows, $next) {
             (AnyRows::F16($r), AnyRows::F16($n)) => $f16,
             (AnyRows::Q8($r), AnyRows::Q8($n)) => $q8,
             (AnyRows::Q4($r), AnyRows::Q4($n)) => $q4,
+            $((AnyRows::Q4Channel($r), AnyRows::Q4Channel($n)) => $channel,)?
             _ => unreachable!("the pages of a layer have one format"),
         }
     };
@@ -52,10 +54,16 @@ macro_rules! by_format {
 
 impl<'a> Page<'a> {
     fn new(tile: &Tile<'a>, index: usize) -> Self {
-        let (layout, data) = (&tile.common.kv.layout, tile.common.kv.page(index));
-        let (keys, values) =
-            (AnyRows::keys(layout, data, tile.kv_head), AnyRows::values(layout, data, tile.kv_head));
-        Page { index, keys, values }
+        let Common { kv, first_pos, .. } = tile.common;
+        let (layout, data) = (&kv.layout, kv.page(index));
+        let keys = match &kv.fresh {
+            // All queries of the tile are in this page.
+            Some(fresh) if layout.k == KvFormat::Q4Channel && index == first_pos / PAGE_TOKENS => {
+                AnyRows::keys(&layout.fresh(), fresh.page(index), tile.kv_head)
+            }
+            _ => AnyRows::keys(layout, data, tile.kv_head),
+        };
+        Page { index, keys, values: AnyRows::values(layout, data, tile.kv_head) }
     }
 }
 
@@ -99,7 +107,8 @@ impl Kernels {
                         call!(self, scores_f16(&Block { page, next, slots: &slots, row, rows }, work))
                     },
                     call!(self, scores_q8(&Block { page, next, slots: &slots, row, rows }, work)),
-                    call!(self, scores_q4(&Block { page, next, slots: &slots, row, rows }, work))
+                    call!(self, scores_q4(&Block { page, next, slots: &slots, row, rows }, work)),
+                    call!(self, scores_q4_channel(&Block { page, next, slots: &slots, row, rows }, work))
                 );
                 for row in row..row + rows {
                     call!(self, scale_scores(scores(tile, page), &slots, row, work));
@@ -136,7 +145,8 @@ impl Kernels {
             next.keys,
             |keys, next| call!(self, convert_keys(keys, next, work)),
             call!(self, convert_keys_q8(keys, next, work)),
-            call!(self, convert_keys_q4(keys, next, work))
+            call!(self, convert_keys_q4(keys, next, work)),
+            call!(self, convert_keys_q4_channel(keys, next, work))
         );
         for row in (0..tile.rows).step_by(ROW_BLOCK) {
             let spans = block_slots(tile, row, page.index);
@@ -187,7 +197,12 @@ impl Kernels {
 }
 
 fn page_and_next<'a>(tile: &Tile<'a>, index: usize, pages: &Range<usize>) -> (Page<'a>, Page<'a>) {
-    (Page::new(tile, index), Page::new(tile, (index + 1).min(pages.end - 1)))
+    let (page, mut next) = (Page::new(tile, index), Page::new(tile, (index + 1).min(pages.end - 1)));
+    if discriminant(&page.keys) != discriminant(&next.keys) {
+        // Only the page of the queries themselves has other keys than those before it. What is fetched ahead is a hint.
+        next.keys = page.keys;
+    }
+    (page, next)
 }
 
 /// Puts the scores of one partition into `work.p`, and their maxima into `work.state.m`. Gives the pages that were scored.

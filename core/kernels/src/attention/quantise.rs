@@ -10,14 +10,14 @@ use super::format::Q4_GROUP;
 const ROUND: f32 = 12_582_912.0;
 
 /// The largest half; scales never become infinite.
-const MOST: f32 = 65_504.0;
+pub(super) const MOST: f32 = 65_504.0;
 
-fn round(x: f32) -> f32 {
+pub(super) fn round(x: f32) -> f32 {
     (x + ROUND) - ROUND
 }
 
 /// `x` within `low..=high`; not a number becomes `low`.
-fn within(x: f32, low: f32, high: f32) -> f32 {
+pub(super) fn within(x: f32, low: f32, high: f32) -> f32 {
     if x > low { x.min(high) } else { low }
 }
 

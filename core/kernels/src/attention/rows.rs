@@ -3,6 +3,7 @@
 //! A scale per token is folded into the score (K) or into the probability (V) by the caller, so that int8 rows stay unscaled here.
 //! Scales of parts of a row cannot be folded: int4 rows are scaled, which is exact (4 bits times 11).
 
+use super::channel::ChannelRows;
 use super::format::{KvFormat, Q4_GROUP};
 use super::{KvLayout, PAGE_TOKENS};
 use crate::math::{LANES, Lanes, load_part_f16};
@@ -33,7 +34,7 @@ pub(super) trait Rows: Copy {
 
 /// Hints at a row some way on, in this page or in the next.
 #[inline(always)]
-fn prefetch_row<S: Lanes>(s: S, data: &[u16], next: &[u16], stride: usize, token: usize) {
+pub(super) fn prefetch_row<S: Lanes>(s: S, data: &[u16], next: &[u16], stride: usize, token: usize) {
     let ahead = token + (AHEAD / stride).clamp(1, PAGE_TOKENS);
     let (page, token) = if ahead < PAGE_TOKENS { (data, ahead) } else { (next, ahead - PAGE_TOKENS) };
     let row = page.as_ptr().wrapping_add(token * stride);
@@ -44,7 +45,7 @@ fn prefetch_row<S: Lanes>(s: S, data: &[u16], next: &[u16], stride: usize, token
 
 /// Hints at the scales of the next page, when this one is begun.
 #[inline(always)]
-fn prefetch_scales<S: Lanes>(s: S, next: &[u16], token: usize) {
+pub(super) fn prefetch_scales<S: Lanes>(s: S, next: &[u16], token: usize) {
     if token == 0 {
         for line in 0..next.len().div_ceil(LINE) {
             s.prefetch(next.as_ptr().wrapping_add(line * LINE));
@@ -58,6 +59,7 @@ pub(super) enum AnyRows<'a> {
     F16(F16Rows<'a>),
     Q8(Q8Rows<'a>),
     Q4(Q4Rows<'a>),
+    Q4Channel(ChannelRows<'a>),
 }
 
 impl<'a> AnyRows<'a> {
@@ -67,6 +69,7 @@ impl<'a> AnyRows<'a> {
             KvFormat::F16 => AnyRows::F16(F16Rows::new(rows, dim)),
             KvFormat::Q8 => AnyRows::Q8(Q8Rows::new(rows, scales, dim)),
             KvFormat::Q4 => AnyRows::Q4(Q4Rows::new(rows, scales, dim)),
+            KvFormat::Q4Channel => AnyRows::Q4Channel(ChannelRows::new(area, dim)),
         }
     }
 
@@ -82,7 +85,7 @@ impl<'a> AnyRows<'a> {
     pub(super) fn factors(&self) -> Option<&'a [u16; PAGE_TOKENS]> {
         match self {
             AnyRows::Q8(rows) => rows.scales.first_chunk(),
-            AnyRows::F16(_) | AnyRows::Q4(_) => None,
+            AnyRows::F16(_) | AnyRows::Q4(_) | AnyRows::Q4Channel(_) => None,
         }
     }
 }
@@ -183,7 +186,7 @@ pub(crate) struct Q4Rows<'a> {
 }
 
 /// Words of a group.
-const GROUP_WORDS: usize = Q4_GROUP / 4;
+pub(super) const GROUP_WORDS: usize = Q4_GROUP / 4;
 
 impl<'a> Q4Rows<'a> {
     fn new(data: &'a [u16], scales: &'a [u16], dim: usize) -> Self {

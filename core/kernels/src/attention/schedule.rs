@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::scratch::{SPLIT_TILES, TILE_ROWS, padded, slot_len};
 use super::work::{State, Work};
-use super::{AttentionJob, AttentionShape, KvPages, PAGE_TOKENS, PART_TOKENS};
+use super::{AttentionJob, AttentionShape, KvFormat, KvPages, PAGE_TOKENS, PART_TOKENS};
 use crate::isa::Kernels;
 use crate::parallel::Parallel;
 use crate::vecops::call;
@@ -162,6 +162,16 @@ impl Kernels {
         if a.n == 0 {
             return;
         }
+        if a.kv.layout.k == KvFormat::Q4Channel {
+            self.attention_by_page(par, a);
+        } else {
+            self.attention_of_group(par, a);
+        }
+    }
+
+    /// Attention of queries that read the same pages in the same way.
+    pub(super) fn attention_of_group(&self, par: &dyn Parallel, a: &mut AttentionJob<'_>) {
+        let shape = AttentionShape { heads: a.heads, kv_heads: a.kv_heads, k_dim: a.k_dim, v_dim: a.v_dim };
         let common = Common {
             q: a.q,
             first_pos: a.first_pos,

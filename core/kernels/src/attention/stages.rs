@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::PAGE_TOKENS;
+use super::channel::ChannelRows;
 use super::rows::{F16Rows, F32Rows, Q4Rows, Q8Rows, Rows};
 use super::scratch::{ROW_BLOCK, SCORE_STRIDE, TILE_ROWS};
 use super::work::{State, Work};
@@ -53,6 +54,12 @@ pub(crate) fn scores_q8<S: Lanes>(s: S, block: &Block<'_, Q8Rows<'_>>, work: &mu
 /// [`scores_f16`] with int4 keys.
 #[inline(always)]
 pub(crate) fn scores_q4<S: Lanes>(s: S, block: &Block<'_, Q4Rows<'_>>, work: &mut Work<'_>) {
+    scores_direct(s, block, work);
+}
+
+/// [`scores_f16`] with int4 keys that are scaled per channel.
+#[inline(always)]
+pub(crate) fn scores_q4_channel<S: Lanes>(s: S, block: &Block<'_, ChannelRows<'_>>, work: &mut Work<'_>) {
     scores_direct(s, block, work);
 }
 
@@ -310,6 +317,17 @@ pub(crate) fn convert_keys_q8<S: Lanes>(s: S, keys: Q8Rows<'_>, next: Q8Rows<'_>
 /// [`convert_keys`] of int4 keys.
 #[inline(always)]
 pub(crate) fn convert_keys_q4<S: Lanes>(s: S, keys: Q4Rows<'_>, next: Q4Rows<'_>, work: &mut Work<'_>) {
+    convert_any_keys(s, keys, next, work);
+}
+
+/// [`convert_keys`] of int4 keys that are scaled per channel.
+#[inline(always)]
+pub(crate) fn convert_keys_q4_channel<S: Lanes>(
+    s: S,
+    keys: ChannelRows<'_>,
+    next: ChannelRows<'_>,
+    work: &mut Work<'_>,
+) {
     convert_any_keys(s, keys, next, work);
 }
 

@@ -55,6 +55,9 @@ struct Cache {
     layout: KvLayout,
     chunks: Vec<Box<[u16]>>,
     table: Vec<u32>,
+    /// Halves of all keys, where their format asks for them.
+    fresh: Vec<Box<[u16]>>,
+    fresh_table: Vec<u32>,
     q: Vec<f32>,
     sinks: Vec<f32>,
     scale: f32,
@@ -88,6 +91,11 @@ impl Cache {
         let k = noise.vec(tokens * shape.kv_heads * shape.k_dim);
         let v = noise.vec(tokens * shape.kv_heads * shape.v_dim);
         let kernels = Kernels::by_isa(crate::Isa::Scalar).unwrap();
+        let fresh_table: Vec<u32> = (0..pages as u32).map(|p| p ^ 1).collect();
+        let fresh_len = if layout.k == KvFormat::Q4Channel { layout.fresh().page_len() } else { 0 };
+        let mut fresh: Vec<_> = (0..(pages + 1).div_ceil(CHUNK_PAGES))
+            .map(|_| vec![0x7e00; CHUNK_PAGES * fresh_len].into_boxed_slice())
+            .collect();
         for (t, (k, v)) in k
             .chunks_exact(shape.kv_heads * shape.k_dim)
             .zip(v.chunks_exact(shape.kv_heads * shape.v_dim))
@@ -95,6 +103,13 @@ impl Cache {
         {
             let page = page_mut(&mut chunks, table[t / PAGE_TOKENS], page_len);
             kernels.write_kv(&layout, page, t % PAGE_TOKENS, k, v);
+            if layout.k == KvFormat::Q4Channel {
+                let of_page = page_mut(&mut fresh, fresh_table[t / PAGE_TOKENS], layout.fresh().page_len());
+                kernels.write_kv(&layout.fresh(), of_page, t % PAGE_TOKENS, k, &[]);
+                if t % PAGE_TOKENS == PAGE_TOKENS - 1 {
+                    layout.close_keys(of_page, page);
+                }
+            }
         }
         let mut q = noise.vec(tokens * shape.heads * shape.k_dim);
         q.iter_mut().for_each(|x| *x *= 4.0);
@@ -105,6 +120,8 @@ impl Cache {
             layout,
             chunks,
             table,
+            fresh,
+            fresh_table,
             q,
             sinks,
             scale,
@@ -125,6 +142,13 @@ impl Cache {
             page_len: self.layout.page_len(),
             table: &self.table,
             first_token: self.first_token,
+            fresh: (self.layout.k == KvFormat::Q4Channel).then(|| FreshKeys {
+                chunks: &self.fresh,
+                chunk_pages: CHUNK_PAGES,
+                page_len: self.layout.fresh().page_len(),
+                table: &self.fresh_table,
+                first: 0,
+            }),
         }
     }
 
@@ -241,12 +265,14 @@ fn every_isa_has_the_bits_of_the_oracle() {
     }
 }
 
-const FORMATS: [(KvFormat, KvFormat); 5] = [
+const FORMATS: [(KvFormat, KvFormat); 7] = [
     (KvFormat::Q8, KvFormat::Q8),
     (KvFormat::Q8, KvFormat::Q4),
     (KvFormat::Q4, KvFormat::Q4),
     (KvFormat::F16, KvFormat::Q8),
     (KvFormat::Q4, KvFormat::F16),
+    (KvFormat::Q4Channel, KvFormat::Q4),
+    (KvFormat::Q4Channel, KvFormat::F16),
 ];
 
 #[test]
@@ -289,6 +315,7 @@ fn quantised_attention_is_near_attention() {
         (KvFormat::Q8, KvFormat::Q8, 0.02),
         (KvFormat::Q8, KvFormat::Q4, 0.12),
         (KvFormat::Q4, KvFormat::Q4, 0.25),
+        (KvFormat::Q4Channel, KvFormat::Q4, 0.25),
     ] {
         let cache = Cache::with(KvLayout { shape: s, k, v }, 300, 500);
         let got = cache.run(Kernels::detect(), &Serial, 299, 1, false);
@@ -311,6 +338,8 @@ fn tokens_take_the_bytes_of_their_formats() {
         assert_eq!(f16, 4.0 * dim as f64);
         assert!(bytes(KvFormat::Q8, KvFormat::Q8) <= 0.53 * f16);
         assert!(bytes(KvFormat::Q4, KvFormat::Q4) <= 0.29 * f16);
+        assert!(bytes(KvFormat::Q4Channel, KvFormat::Q4) <= 0.29 * f16);
+        assert_eq!(8.0 * bytes(KvFormat::Q4Channel, KvFormat::Q4), (4.75 + 4.5) * dim as f64);
         for (k, v) in FORMATS {
             let layout = KvLayout { shape: s, k, v };
             assert_eq!(2 * layout.page_len(), PAGE_TOKENS * layout.bytes_per_token());
@@ -328,6 +357,9 @@ fn odd_rows_are_stored() {
             let layout = KvLayout { shape: shape(1, 1, 40, 40), k, v };
             let mut page = vec![0; layout.page_len()];
             kernels.write_kv(&layout, &mut page, 31, &row, &row);
+            if k == KvFormat::Q4Channel {
+                continue;
+            }
             let mut copy = vec![0; layout.page_len()];
             layout.copy_row(0, (&page, 31), (&mut copy, 31));
             assert_eq!(page, copy);

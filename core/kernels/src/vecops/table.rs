@@ -45,6 +45,10 @@ macro_rules! vec_ops {
                 block: &$crate::attention::stages::Block<'_, $crate::attention::rows::Q4Rows<'_>>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
+            scores_q4_channel: $crate::attention::stages::scores_q4_channel = (
+                block: &$crate::attention::stages::Block<'_, $crate::attention::channel::ChannelRows<'_>>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
             scores_f32: $crate::attention::stages::scores_f32
                 = (row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
             scale_scores: $crate::attention::stages::scale_scores = (
@@ -92,6 +96,11 @@ macro_rules! vec_ops {
             convert_keys_q4: $crate::attention::stages::convert_keys_q4 = (
                 keys: $crate::attention::rows::Q4Rows<'_>,
                 next: $crate::attention::rows::Q4Rows<'_>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            convert_keys_q4_channel: $crate::attention::stages::convert_keys_q4_channel = (
+                keys: $crate::attention::channel::ChannelRows<'_>,
+                next: $crate::attention::channel::ChannelRows<'_>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             convert_values_q8: $crate::attention::stages::convert_values_q8 = (
