@@ -48,7 +48,8 @@ class OptionsTest {
     @Test
     fun `a window forgets, says so, and keeps the cache small`() = test {
         val kv = KvOptions(policy = KvPolicy.Sinks(sinks = 4, recent = 32), evict = EvictWhen.Above(slack = 16), prefixBytes = 0)
-        on(smol, ModelOptions(context = 1024, kv = kv)) { model ->
+        // A prompt of several passes: the policy acts before a pass.
+        on(smol, ModelOptions(context = 1024, prefillChunk = 64, kv = kv)) { model ->
             val chat = model.chat()
             val events = chat.send("word ".repeat(200), greedy).toList()
             val end = checkEvents(events) as GenerationEvent.Completed
