@@ -8,7 +8,10 @@ use pannier::session::{ChatMessage, ChatOptions, Role};
 use tokio::sync::oneshot;
 
 use crate::border::{CancelOnDrop, guarded, on_thread};
-use crate::{Answer, CancelHandle, GenerationEvent, GenerationSettings, PannierError, TokenSink};
+use crate::{
+    Answer, CancelHandle, ContextOverflow, EvictionReport, GenerationEvent, GenerationSettings, PannierError,
+    TokenSink,
+};
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
@@ -91,12 +94,21 @@ pub struct ChatConfig {
     /// Where the conversation is written when the app goes to the background.
     #[uniffi(default = None)]
     pub checkpoint_path: Option<String>,
+    /// What happens when the next turn does not fit into the context; absent: it fails.
+    #[uniffi(default = None)]
+    pub overflow: Option<ContextOverflow>,
 }
 
 impl ChatConfig {
     pub(crate) fn into_options(self) -> Result<ChatOptions, PannierError> {
         let tools = self.tools_json.as_deref().map(|json| parse(json, "tools")).transpose()?;
-        Ok(ChatOptions { system: self.system, tools, thinking: self.thinking, ..ChatOptions::default() })
+        Ok(ChatOptions {
+            system: self.system,
+            tools,
+            thinking: self.thinking,
+            overflow: self.overflow.map(Into::into).unwrap_or_default(),
+            ..ChatOptions::default()
+        })
     }
 }
 
@@ -180,6 +192,28 @@ impl Chat {
     /// How many tokens need not be read again for the next turn.
     pub fn cached_tokens(&self) -> u64 {
         self.inner.cached_tokens() as u64
+    }
+
+    /// Writes what was read to a file, for `restore_cache`. It is as private as the conversation itself.
+    pub async fn save_cache(&self, path: String) -> Result<(), PannierError> {
+        let chat = Arc::clone(&self.inner);
+        on_thread(move || Ok(chat.save_cache(path.as_ref())?)).await
+    }
+
+    /// Takes what was read from a file; gives the number of tokens. The conversation stays as it is. Loads the model if need be.
+    pub async fn restore_cache(&self, path: String) -> Result<u64, PannierError> {
+        let chat = Arc::clone(&self.inner);
+        on_thread(move || Ok(chat.restore_cache(path.as_ref())? as u64)).await
+    }
+
+    /// Forgets what the policy of the KV cache does not keep.
+    pub async fn evict(&self) -> Result<EvictionReport, PannierError> {
+        let chat = Arc::clone(&self.inner);
+        on_thread(move || {
+            let evicted = chat.evict()?;
+            Ok(EvictionReport { gone: evicted.gone as u64, kept: evicted.kept as u64 })
+        })
+        .await
     }
 
     /// Gives back the memory of what was read; the history stays.

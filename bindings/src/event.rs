@@ -6,7 +6,10 @@ use std::time::Duration;
 use pannier::sampling::{SamplerOptions, TokenInfo};
 use pannier::session::{self, Completion, GenerationOptions, GenerationStats, Notice};
 
-use crate::{CancelHandle, PannierError, PressureLevel};
+use crate::{
+    CancelHandle, EvictionReport, KvType, PannierError, PrecisionChoice, PressureLevel, WeightView,
+    WeightViewReason,
+};
 
 /// How an answer is to be generated. What is absent is the engine's default.
 #[derive(Debug, Clone, Default, uniffi::Record)]
@@ -41,6 +44,9 @@ pub struct GenerationSettings {
     /// Ends the answer with what there is after so many milliseconds.
     #[uniffi(default = None)]
     pub deadline_ms: Option<u64>,
+    /// Which view of a model in nested precision answers; absent: as the model was loaded.
+    #[uniffi(default = None)]
+    pub precision: Option<PrecisionChoice>,
 }
 
 impl GenerationSettings {
@@ -60,6 +66,7 @@ impl GenerationSettings {
                 ..d
             },
             deadline: self.deadline_ms.map(Duration::from_millis),
+            weight_precision: self.precision.map(Into::into),
             canceller: Some(cancel.generation.clone()),
             ..GenerationOptions::default()
         }
@@ -121,6 +128,12 @@ pub struct Stats {
     pub decode_tok_s: f64,
     /// The most anonymous memory the process was seen to have; absent where the system does not tell.
     pub peak_anon_bytes: Option<u64>,
+    /// Element types of the KV cache; absent where they have no name here.
+    pub kv_type: Option<KvType>,
+    /// Positions that the policy of the KV cache has forgotten meanwhile.
+    pub evicted: u64,
+    /// The view of the weights that the last token was computed with.
+    pub view: WeightView,
 }
 
 impl From<&GenerationStats> for Stats {
@@ -134,6 +147,9 @@ impl From<&GenerationStats> for Stats {
             prefill_tok_s: s.prefill_tok_s(),
             decode_tok_s: s.decode_tok_s(),
             peak_anon_bytes: s.peak_anon_bytes,
+            kv_type: KvType::convert(s.kv_types),
+            evicted: s.evicted as u64,
+            view: s.view.into(),
         }
     }
 }
@@ -219,6 +235,23 @@ pub enum GenerationNotice {
         /// The size that the cache will have.
         cache_bytes: u64,
     },
+    /// The policy of the KV cache has forgotten positions: the answer may be another than with all of them.
+    Evicted {
+        /// What, in each layer.
+        eviction: EvictionReport,
+    },
+    /// The conversation did not fit into the context: its oldest turns left the history.
+    TurnsDropped {
+        /// Messages.
+        messages: u64,
+    },
+    /// Which view of a model in nested precision goes on from here, where that was left to the engine.
+    ViewChosen {
+        /// The view.
+        view: WeightView,
+        /// Why.
+        reason: WeightViewReason,
+    },
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     IncompleteCharacter,
     /// Something that this version has no word for.
@@ -232,6 +265,11 @@ impl From<Notice> for GenerationNotice {
             Notice::MemoryPressure { level, cache_bytes } => {
                 Self::MemoryPressure { level: level.into(), cache_bytes }
             }
+            Notice::Evicted { gone, kept } => {
+                Self::Evicted { eviction: EvictionReport { gone: gone as u64, kept: kept as u64 } }
+            }
+            Notice::TurnsDropped { messages } => Self::TurnsDropped { messages: messages as u64 },
+            Notice::View { view, reason } => Self::ViewChosen { view: view.into(), reason: reason.into() },
             Notice::IncompleteCharacter => Self::IncompleteCharacter,
             _ => Self::Other,
         }

@@ -19,6 +19,7 @@ mod error;
 mod event;
 mod hybrid;
 mod model;
+mod options;
 mod plan;
 mod store;
 
@@ -39,6 +40,10 @@ pub use hybrid::{
     HybridFinish, HybridSink, HybridSource, HybridUpdate, HybridUsage, ThermalLevel, TurnSettings,
 };
 pub use model::{LoadSink, Model, ModelConfig, ModelDetails, ModelLifeState, StateObserver, StateWatch};
+pub use options::{
+    ContextOverflow, EvictWhen, EvictionReport, KvConfig, KvPolicy, KvType, PrecisionChoice, WeightView,
+    WeightViewReason,
+};
 pub use plan::PlanReport;
 pub use store::{DownloadSink, DownloadUpdate, KnownModel, ModelFile, Store};
 

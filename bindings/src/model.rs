@@ -7,7 +7,7 @@ use pannier::lifecycle::{ManagedModel, ModelSource, ModelState, Watch};
 use pannier::session::{LoadOptions, LoadProgress};
 
 use crate::border::on_thread;
-use crate::{Chat, ChatConfig, PannierError, PlanReport};
+use crate::{Chat, ChatConfig, KvConfig, PannierError, PlanReport, PrecisionChoice};
 
 /// Which model, and how it is loaded. What is absent is the engine's default.
 #[derive(Debug, Clone, uniffi::Record)]
@@ -23,6 +23,12 @@ pub struct ModelConfig {
     /// The most prompt tokens per pass.
     #[uniffi(default = None)]
     pub prefill_chunk: Option<u32>,
+    /// The KV cache; absent: everything is kept, in halves.
+    #[uniffi(default = None)]
+    pub kv: Option<KvConfig>,
+    /// Which view of a file in nested precision is loaded, and answers if a request does not say; absent: the full one.
+    #[uniffi(default = None)]
+    pub precision: Option<PrecisionChoice>,
 }
 
 impl ModelConfig {
@@ -32,6 +38,8 @@ impl ModelConfig {
             context: self.context.map(|n| n as usize),
             threads: self.threads.map(|n| n as usize),
             prefill_chunk: self.prefill_chunk.map_or(d.prefill_chunk, |n| n as usize),
+            kv: self.kv.as_ref().map_or(d.kv, KvConfig::options),
+            weight_precision: self.precision.map_or(d.weight_precision, Into::into),
             ..d
         }
     }

@@ -172,7 +172,7 @@ pub fn test_jvm(full: bool) -> Result {
     let folder = library.parent().unwrap_or(root());
     let mut command = maven("android");
     command.arg("package").arg(format!("-Dpannier.native={}", folder.display()));
-    command.env("PANNIER_MODELS", models::dir()?);
+    command.env("PANNIER_MODELS", models::dir()?).env("PANNIER_NESTED", models::nested()?);
     if full {
         command.arg("-Dpannier.skip=none");
     }

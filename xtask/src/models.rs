@@ -114,6 +114,21 @@ fn from_hub(entry: &CatalogueEntry, pannier: Option<&Path>) -> Result {
     if status.success() { Ok(()) } else { Err(format!("pannier pull {} failed", entry.name)) }
 }
 
+/// SmolLM2 in nested precision, for the tests of the packages: made once, beside what cargo builds.
+pub fn nested() -> Result<PathBuf> {
+    let folder = sh::target_dir().join("test-models");
+    let path = folder.join("SmolLM2-135M-Instruct.nested.gguf");
+    if path.is_file() {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let source = dir()?.join(find("smollm2-135m-instruct")?.file);
+    let mut command = Command::new(sh::pannier("dev")?);
+    command.args(["quantize", "--nested"]).arg(source).arg(&path).stdout(std::process::Stdio::null());
+    sh::run("making a model of two views", &mut command)?;
+    Ok(path)
+}
+
 fn host(url: &str) -> Option<String> {
     let rest = url.strip_prefix("https://")?;
     Some(rest.split('/').next()?.to_owned())

@@ -64,7 +64,7 @@ pub fn test(full: bool, sanitize: bool) -> Result {
     }
     let mut command = command(&ios, &tests)?;
     // One arena of the allocator: with one per thread, what it keeps for later hides what the tests of memory look for.
-    command.env("MALLOC_ARENA_MAX", "1");
+    command.env("MALLOC_ARENA_MAX", "1").env("PANNIER_NESTED", whole(&models::nested()?)?);
     if full {
         command.env("PANNIER_TEST", "full");
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pannier::session::{
     Canceller, Completion, GenerationEvent, GenerationOptions, GenerationStats, Model, Sink,
 };
-use pannier::{CancelFlag, DraftOptions, EvictWhen, KvOptions, LoadOptions, Speculation};
+use pannier::{CancelFlag, DraftOptions, EvictWhen, KvOptions, KvPolicy, LoadOptions, Speculation};
 use pannier_tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -69,7 +69,10 @@ fn load_with(args: &RunArgs, draft: Option<PathBuf>) -> Result<Loaded> {
         kv: KvOptions {
             types: args.kv_type,
             policy: args.kv_policy,
-            evict: EvictWhen::Above(EVICT_SLACK),
+            evict: match args.kv_policy {
+                KvPolicy::KeepAll => EvictWhen::Asked,
+                _ => EvictWhen::Above(EVICT_SLACK),
+            },
             ..KvOptions::default()
         },
         shortcuts: args.shortcuts.options(),

@@ -138,6 +138,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// An option of loading is out of its range, or does not go with another one.
+    #[error("option `{option}`: {reason}")]
+    BadOption {
+        /// Its name.
+        option: &'static str,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// The work was stopped by its [`crate::CancelFlag`].
     #[error("cancelled")]
     Cancelled,

@@ -108,6 +108,34 @@ public final class ChatSession: Sendable {
         try rethrowingNow { try ffi.restore(saved: saved) }
     }
 
+    /// Writes what was read to a file, which is there whole or not at all: after a restart, ``restoreCache(from:)`` makes reading it again
+    /// unnecessary. It holds the conversation in a form that the model can read, so it is as private as the text itself.
+    ///
+    /// - Throws: ``PannierError/invalidArgument(_:)`` if nothing was read, or the model was unloaded since; ``PannierError/io(_:)``.
+    public func saveCache(to file: URL) async throws {
+        try model.check()
+        try await rethrowing { try await ffi.saveCache(path: file.path) }
+    }
+
+    /// Takes what was read from a file, also one of an earlier process; gives how many tokens need not be read again. The conversation stays
+    /// as it is: restore that as well, with ``restore(_:)``. Loads the model if need be.
+    ///
+    /// - Throws: ``PannierError/invalidArgument(_:)`` if the file is damaged, or was saved with another model or other ``ModelOptions``; what
+    ///   was read before is still there. ``PannierError/io(_:)``.
+    @discardableResult
+    public func restoreCache(from file: URL) async throws -> Int {
+        try model.check()
+        return try await rethrowing { try await Int(ffi.restoreCache(path: file.path)) }
+    }
+
+    /// Forgets what ``KVOptions/policy`` does not keep, and gives its memory back.
+    ///
+    /// - Throws: ``PannierError/busy(_:)`` or ``PannierError/closed(_:)``.
+    @discardableResult
+    public func evict() async throws -> Eviction {
+        try await rethrowing { try await Eviction(ffi.evict()) }
+    }
+
     /// Gives back the memory of what was read; the history stays.
     public func forget() { ffi.forget() }
 

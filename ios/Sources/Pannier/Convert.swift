@@ -92,7 +92,7 @@ extension ModelOptions {
     func toFFI(file: URL) throws(PannierError) -> ModelConfig {
         ModelConfig(
             path: file.path, context: try count(context, "context", least: 1), threads: try count(threads, "threads", least: 1),
-            prefillChunk: try count(prefillChunk, "prefillChunk", least: 1))
+            prefillChunk: try count(prefillChunk, "prefillChunk", least: 1), kv: try kv.toFFI(), precision: precision.toFFI)
     }
 }
 
@@ -101,7 +101,8 @@ extension GenerationOptions {
         GenerationSettings(
             maxTokens: try count(maxTokens, "maxTokens", least: 0), stop: stop, temperature: temperature,
             topK: try count(topK, "topK", least: 0), topP: topP, minP: minP, repetitionPenalty: repetitionPenalty, seed: seed,
-            topLogprobs: try count(topLogprobs, "topLogprobs", least: 0), deadlineMs: deadline?.milliseconds)
+            topLogprobs: try count(topLogprobs, "topLogprobs", least: 0), deadlineMs: deadline?.milliseconds,
+            precision: precision?.toFFI)
     }
 }
 
@@ -135,7 +136,8 @@ extension GenerationStats {
             promptTokens: Int(s.promptTokens), cachedTokens: Int(s.cachedTokens), generatedTokens: Int(s.generatedTokens),
             timeToFirstToken: s.timeToFirstTokenMs.map { $0 / 1000 }, totalTime: s.totalMs / 1000,
             prefillTokensPerSecond: s.prefillTokS, decodeTokensPerSecond: s.decodeTokS,
-            peakAnonymousBytes: s.peakAnonBytes.map { Int64($0) })
+            peakAnonymousBytes: s.peakAnonBytes.map { Int64($0) }, kvType: KVType(s.kvType), evicted: Int(s.evicted),
+            view: WeightView(s.view))
     }
 }
 
@@ -177,6 +179,9 @@ extension Notice {
         case .prefixNotReused(let tokens): self = .prefixNotReused(tokens: Int(tokens))
         case .memoryPressure(let level, let cacheBytes):
             self = .pressureChanged(MemoryPressure(level), cacheBytes: Int64(clamping: cacheBytes))
+        case .evicted(let report): self = .evicted(Eviction(report))
+        case .turnsDropped(let messages): self = .turnsDropped(messages: Int(messages))
+        case .viewChosen(let view, let reason): self = .viewChosen(WeightView(view), because: ViewReason(reason))
         case .incompleteCharacter: self = .incompleteCharacter
         case .other: self = .other
         }

@@ -32,6 +32,12 @@ public enum Notice: Sendable, Hashable {
     case prefixNotReused(tokens: Int)
     /// Memory is scarce, or no longer: the cache of weights will have this size. Only speed depends on it.
     case pressureChanged(MemoryPressure, cacheBytes: Int64)
+    /// The policy of the KV cache has forgotten tokens: the answer may be another than with all of them.
+    case evicted(Eviction)
+    /// The conversation did not fit into the context: its oldest messages left the history.
+    case turnsDropped(messages: Int)
+    /// Which view of a model in nested precision goes on from here, and why; told with ``WeightPrecision/auto``.
+    case viewChosen(WeightView, because: ViewReason)
     /// The answer was cut inside of a character; its first bytes are not part of the text.
     case incompleteCharacter
     /// Something that this version has no word for.
@@ -120,6 +126,12 @@ public struct GenerationStats: Sendable, Hashable {
     public let decodeTokensPerSecond: Double
     /// The most anonymous memory the process was seen to have, in bytes; `nil` where the system does not tell.
     public let peakAnonymousBytes: Int64?
+    /// Element types of the KV cache that the answer was computed with.
+    public let kvType: KVType?
+    /// Tokens that the policy of the KV cache has forgotten meanwhile.
+    public let evicted: Int
+    /// The view of the weights that the last token was computed with; full, unless the file is in nested precision.
+    public let view: WeightView
 }
 
 /// What a model is doing.

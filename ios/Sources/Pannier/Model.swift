@@ -60,11 +60,15 @@ public final class Model: Sendable {
     ///   - toolsJSON: tools, as a JSON array in the OpenAI format, for chat templates that know them.
     ///   - thinking: thinking on or off, for chat templates that know it.
     ///   - checkpoint: where the conversation is written when the app goes to the background.
+    ///   - overflow: what happens when the next turn does not fit into the context.
     /// - Throws: ``PannierError/invalidArgument(_:)`` if the tools are no JSON.
     public func chat(
-        system: String? = nil, toolsJSON: String? = nil, thinking: Bool? = nil, checkpoint: URL? = nil
+        system: String? = nil, toolsJSON: String? = nil, thinking: Bool? = nil, checkpoint: URL? = nil,
+        overflow: Overflow = .fail
     ) throws -> ChatSession {
-        let config = ChatConfig(system: system, toolsJson: toolsJSON, thinking: thinking, checkpointPath: checkpoint?.path)
+        let config = ChatConfig(
+            system: system, toolsJson: toolsJSON, thinking: thinking, checkpointPath: checkpoint?.path,
+            overflow: try overflow.toFFI())
         return try rethrowingNow { try ChatSession(self, ffi.chat(config: config)) }
     }
 

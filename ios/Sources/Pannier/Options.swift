@@ -28,9 +28,19 @@ public struct ModelOptions: Sendable, Hashable {
     public var threads: Int?
     /// The most prompt tokens per pass; more need more memory and make other sessions wait longer.
     public var prefillChunk: Int?
+    /// The KV cache: element types, and what may be forgotten.
+    public var kv: KVOptions
+    /// Which view of a file in nested precision answers if a request does not say. With ``WeightPrecision/low`` the rest of the file is never
+    /// read, and there is no other view; loading another file so is ``PannierError/unsupported(_:)``.
+    public var precision: WeightPrecision
 
     /// The engine's defaults where nothing is given.
-    public init(context: Int? = nil, threads: Int? = nil, prefillChunk: Int? = nil) {
+    public init(
+        context: Int? = nil, threads: Int? = nil, prefillChunk: Int? = nil, kv: KVOptions = KVOptions(),
+        precision: WeightPrecision = .full
+    ) {
+        self.kv = kv
+        self.precision = precision
         self.context = context
         self.threads = threads
         self.prefillChunk = prefillChunk
@@ -59,12 +69,15 @@ public struct GenerationOptions: Sendable, Hashable {
     public var topLogprobs: Int?
     /// Ends the answer with what there is after so many seconds.
     public var deadline: TimeInterval?
+    /// Which view of a model in nested precision answers; `nil`: as the model was loaded. A view that is not there ends the turn with
+    /// ``PannierError/unsupported(_:)``. Views are never mixed: what a session has read with another one is read again.
+    public var precision: WeightPrecision?
 
     /// The engine's defaults where nothing is given.
     public init(
         maxTokens: Int? = nil, stop: [String] = [], temperature: Float? = nil, topK: Int? = nil, topP: Float? = nil,
         minP: Float? = nil, repetitionPenalty: Float? = nil, seed: UInt64? = nil, topLogprobs: Int? = nil,
-        deadline: TimeInterval? = nil
+        deadline: TimeInterval? = nil, precision: WeightPrecision? = nil
     ) {
         self.maxTokens = maxTokens
         self.stop = stop
@@ -76,12 +89,22 @@ public struct GenerationOptions: Sendable, Hashable {
         self.seed = seed
         self.topLogprobs = topLogprobs
         self.deadline = deadline
+        self.precision = precision
     }
 
     /// Always the most likely token.
     public static func greedy(maxTokens: Int) -> GenerationOptions {
         GenerationOptions(maxTokens: maxTokens, temperature: 0)
     }
+}
+
+/// What happens when the next turn does not fit into the context.
+public enum Overflow: Sendable, Hashable {
+    /// The turn fails with ``PannierError/contextOverflow(_:tokens:limit:)``; the history stays as it is.
+    case fail
+    /// The oldest turns leave the history, so that the prompt and an answer of so many tokens fit; told in
+    /// ``Notice/turnsDropped(messages:)``. System messages at the beginning stay.
+    case dropOldest(reserve: Int = 256)
 }
 
 /// Who speaks.

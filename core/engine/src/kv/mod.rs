@@ -132,6 +132,32 @@ impl Default for KvOptions {
     }
 }
 
+impl KvOptions {
+    /// Whether policy and time of eviction make sense together.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for a policy that would keep nothing of a kind it names, and for a bound where nothing may be forgotten.
+    pub fn check(&self) -> Result<()> {
+        let bad = |option, reason| Err(Error::BadOption { option, reason });
+        match (self.policy, self.evict) {
+            (KvPolicy::Window { recent: 0 }, _)
+            | (KvPolicy::Sinks { recent: 0, .. } | KvPolicy::HeavyHitters { recent: 0, .. }, _) => {
+                bad("recent", "a policy must keep at least the last position")
+            }
+            (KvPolicy::Sinks { sinks: 0, .. } | KvPolicy::HeavyHitters { sinks: 0, .. }, _) => {
+                bad("sinks", "a policy with sinks must keep at least one")
+            }
+            (KvPolicy::HeavyHitters { top: 0, .. }, _) => {
+                bad("top", "without heavy hitters this is the policy of sinks")
+            }
+            (KvPolicy::KeepAll, EvictWhen::Above(_)) => {
+                bad("evict", "a policy that keeps all positions cannot bound how many there are")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// The pages of all sequences of one model.
 #[derive(Debug)]
 pub struct KvCache {

@@ -436,3 +436,28 @@ fn a_sequence_of_another_cache_is_refused() {
     assert!(matches!(one.prepare(&mut foreign, 1), Err(Error::Internal { .. })));
     assert!(one.fork(&foreign).is_err());
 }
+
+#[test]
+fn policies_that_make_no_sense_are_refused() {
+    let check = |policy, evict| KvOptions { policy, evict, ..KvOptions::default() }.check();
+    for policy in
+        [KvPolicy::Window { recent: 1 }, KvPolicy::Sinks { sinks: 1, recent: 1 }, KvPolicy::HEAVY_HITTERS]
+    {
+        check(policy, EvictWhen::Asked).unwrap();
+        check(policy, EvictWhen::Above(0)).unwrap();
+    }
+    check(KvPolicy::KeepAll, EvictWhen::Asked).unwrap();
+    let heavy = |sinks, recent, top| KvPolicy::HeavyHitters { sinks, recent, top };
+    for (policy, option) in [
+        (KvPolicy::KeepAll, "evict"),
+        (KvPolicy::Window { recent: 0 }, "recent"),
+        (KvPolicy::Sinks { sinks: 0, recent: 9 }, "sinks"),
+        (KvPolicy::Sinks { sinks: 9, recent: 0 }, "recent"),
+        (heavy(0, 9, 9), "sinks"),
+        (heavy(9, 0, 9), "recent"),
+        (heavy(9, 9, 0), "top"),
+    ] {
+        let error = check(policy, EvictWhen::Above(8)).unwrap_err();
+        assert!(matches!(error, Error::BadOption { option: found, .. } if found == option), "{error}");
+    }
+}

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use super::model::{Lease, ModelInner, Use};
 use super::{LifecycleError, saved};
+use crate::kv::Evicted;
 use crate::model::{Forward, Runner};
 use crate::session::{
     Canceller, ChatMessage, ChatOptions, ChatSession, Completion, GenerationEvent, GenerationOptions,
@@ -351,6 +352,38 @@ impl<F: Forward + 'static> ManagedChat<F> {
         }
         let lease = self.inner.model.acquire(Use::Look, false, &|| false, &mut |_| {})?;
         self.inner.session_on(&lease.model)?.token_count(next)
+    }
+
+    /// Writes what was read to a file, for [`restore_cache`](Self::restore_cache); see [`ChatSession::save_cache`].
+    ///
+    /// # Errors
+    /// [`NothingRead`](SessionError::NothingRead), also when the model was unloaded since; [`Busy`](SessionError::Busy) or
+    /// [`Closed`](SessionError::Closed); [`Error::Io`].
+    pub fn save_cache(&self, path: &Path) -> Result<()> {
+        let _admission = self.inner.admit(None)?;
+        let live = self.inner.talk().live.clone().filter(|live| !live.model().is_closed());
+        live.ok_or(SessionError::NothingRead)?.save_cache(path)
+    }
+
+    /// Takes what was read from a file, also one of an earlier process; gives the number of tokens that need not be read again. The
+    /// conversation stays as it is. Loads the model if need be.
+    ///
+    /// # Errors
+    /// As for [`ChatSession::restore_cache`], and those of loading.
+    pub fn restore_cache(&self, path: &Path) -> Result<usize> {
+        let _admission = self.inner.admit(None)?;
+        let lease = self.inner.model.acquire(Use::Look, false, &|| false, &mut |_| {})?;
+        self.inner.session_on(&lease.model)?.restore_cache(path)
+    }
+
+    /// Forgets what the policy of the KV cache does not keep, and gives its memory back; nothing if nothing is in memory.
+    ///
+    /// # Errors
+    /// As for [`ChatSession::evict`].
+    pub fn evict(&self) -> Result<Evicted> {
+        let _admission = self.inner.admit(None)?;
+        let live = self.inner.talk().live.clone().filter(|live| !live.model().is_closed());
+        live.map_or_else(|| Ok(Evicted::default()), |live| live.evict())
     }
 
     /// Gives the session on the loaded model to `look`; `None` if none was needed yet, or the model was unloaded. For what lies beside

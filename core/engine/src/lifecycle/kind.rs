@@ -83,7 +83,11 @@ impl From<&Error> for ErrorKind {
             Error::Cancelled => Self::Cancelled,
             Error::Session(SessionError::Busy) => Self::Busy,
             Error::Session(SessionError::Closed { .. }) => Self::Closed,
-            Error::Session(SessionError::EmptyPrompt | SessionError::InvalidOption { .. })
+            Error::Session(
+                SessionError::EmptyPrompt | SessionError::NothingRead | SessionError::InvalidOption { .. },
+            )
+            | Error::BadOption { .. }
+            | Error::BadCacheFile { .. }
             | Error::Sampling(SamplingError::InvalidOption { .. } | SamplingError::UnknownToken { .. })
             | Error::TokenOutOfRange { .. }
             | Error::Speculation(_)

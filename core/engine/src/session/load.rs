@@ -107,6 +107,7 @@ impl LoadOptions {
         budget: Option<u64>,
         device: &DeviceProfile,
     ) -> Result<(Blueprint, Plan)> {
+        self.kv.check()?;
         // Fewer tokens per pass than usual are a wish; more are a permission.
         let usual = RunnerOptions::default().chunk;
         let chunk = (self.prefill_chunk < usual).then_some(self.prefill_chunk);

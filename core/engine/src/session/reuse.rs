@@ -1,7 +1,7 @@
 //! What need not be read again: what this session has read, and what another one has.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufReader, BufWriter, Seek, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -148,15 +148,25 @@ impl<F: Forward> SessionCore<F> {
 
 impl<F: Forward> Model<F> {
     fn read_sequence(&self, path: &Path) -> Result<(F::Seq, Vec<u32>)> {
-        let file =
-            File::open(path).map_err(|source| Error::Io { action: "open", path: path.to_owned(), source })?;
+        let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
+        let file = File::open(path).map_err(io("open"))?;
         let mut input = BufReader::with_capacity(256 << 10, file);
-        let view = self.weight_precision.loaded();
+        let (low, full) = self.views;
+        let views = [full.then_some(View::Full), low.then_some(View::Low)];
         self.forward.with(
             || false,
             |forward| {
-                forward.set_view(view)?;
-                forward.restore(&mut input)
+                let mut refused = no_cache();
+                // A file fits the view that it was read with, or none.
+                for view in views.into_iter().flatten() {
+                    forward.set_view(view)?;
+                    input.rewind().map_err(io("read"))?;
+                    match forward.restore(&mut input) {
+                        Err(error @ Error::BadCacheFile { .. }) => refused = error,
+                        result => return result,
+                    }
+                }
+                Err(refused)
             },
         )?
     }

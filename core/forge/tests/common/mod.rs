@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part; a test fails by panicking")]
 
+pub mod nested;
+
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use std::path::Path;

@@ -88,6 +88,12 @@ impl Ring {
         if view == View::Full {
             self.go_to(0);
         }
+        // What failed may have failed in planes that nobody wants any more.
+        for buffer in &mut self.buffers {
+            if let Content::Failed(..) = buffer.content {
+                buffer.content = Content::Empty;
+            }
+        }
         self.view = view;
     }
 
@@ -194,6 +200,7 @@ pub(super) fn read_ahead(shared: &Shared) {
         drop(state);
         let (slab, result) = fill(shared, slab, &extents, view);
         state = shared.lock();
+        let other = view != state.ring.view;
         let lacks = view == View::Low && state.ring.view == View::Full;
         if let Some(buffer) = state.ring.buffers.get_mut(index) {
             buffer.slab = Some(slab);
@@ -201,6 +208,7 @@ pub(super) fn read_ahead(shared: &Shared) {
                 // Whoever waits for this turn asks for it again.
                 Ok(()) if lacks => Content::Empty,
                 Ok(()) => Content::Ready(turn),
+                Err(_) if other => Content::Empty,
                 Err(failure) => Content::Failed(turn, failure),
             };
         }

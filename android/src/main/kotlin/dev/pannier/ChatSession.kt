@@ -2,6 +2,7 @@ package dev.pannier
 
 import dev.pannier.ffi.CancelHandle
 import dev.pannier.ffi.TokenSink
+import java.io.File
 import java.util.concurrent.atomic.AtomicBoolean
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.channels.SendChannel
@@ -87,6 +88,31 @@ public class ChatSession internal constructor(
     public fun restore(saved: String) {
         rethrowingNow { ffi.restore(saved) }
     }
+
+    /**
+     * Writes what was read to [file], which is there whole or not at all: after a restart, [restoreCache] makes reading it again
+     * unnecessary. It holds the conversation in a form that the model can read, so it is as private as the text itself.
+     *
+     * @throws PannierException.InvalidArgument if nothing was read, or the model was unloaded since.
+     * @throws PannierException.Io if it cannot be written.
+     */
+    public suspend fun saveCache(file: File) {
+        rethrowing { ffi.saveCache(file.path) }
+    }
+
+    /**
+     * Takes what was read from [file], also one of an earlier process. The conversation stays as it is: restore that as well, with
+     * [restore]. Loads the model if need be.
+     *
+     * @return how many tokens need not be read again.
+     * @throws PannierException.InvalidArgument if the file is damaged, or was saved with another model or other [ModelOptions]; what was
+     * read before is still there.
+     * @throws PannierException.Io if it cannot be read.
+     */
+    public suspend fun restoreCache(file: File): Long = rethrowing { ffi.restoreCache(file.path).toLong() }
+
+    /** Forgets what [KvOptions.policy] does not keep, and gives its memory back. */
+    public suspend fun evict(): Eviction = rethrowing { ffi.evict().toPublic() }
 
     /** Gives back the memory of what was read; the history stays. */
     public fun forget() {

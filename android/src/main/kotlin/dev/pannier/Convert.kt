@@ -1,9 +1,14 @@
 package dev.pannier
 
+import dev.pannier.ffi.ContextOverflow
 import dev.pannier.ffi.DownloadUpdate
+import dev.pannier.ffi.EvictWhen as FfiEvictWhen
+import dev.pannier.ffi.EvictionReport
 import dev.pannier.ffi.GenerationNotice
 import dev.pannier.ffi.GenerationSettings
 import dev.pannier.ffi.KnownModel as FfiKnownModel
+import dev.pannier.ffi.KvConfig
+import dev.pannier.ffi.KvPolicy as FfiKvPolicy
 import dev.pannier.ffi.MemoryReport
 import dev.pannier.ffi.Message
 import dev.pannier.ffi.MessageRole
@@ -12,9 +17,11 @@ import dev.pannier.ffi.ModelDetails
 import dev.pannier.ffi.ModelFile
 import dev.pannier.ffi.ModelLifeState
 import dev.pannier.ffi.PlanReport
+import dev.pannier.ffi.PrecisionChoice
 import dev.pannier.ffi.PressureLevel
 import dev.pannier.ffi.Stats
 import dev.pannier.ffi.TokenReport
+import dev.pannier.ffi.WeightViewReason
 import java.io.File
 import kotlin.time.Duration.Companion.milliseconds
 
@@ -94,7 +101,55 @@ internal fun ModelOptions.toFfi(file: File): ModelConfig = ModelConfig(
     context = context?.positive("context"),
     threads = threads?.positive("threads"),
     prefillChunk = prefillChunk?.positive("prefillChunk"),
+    kv = kv.toFfi(),
+    precision = precision.toFfi(),
 )
+
+private fun KvOptions.toFfi(): KvConfig = KvConfig(
+    kvType = type.ffi,
+    policy = when (policy) {
+        KvPolicy.KeepAll -> FfiKvPolicy.KeepAll
+        is KvPolicy.Window -> FfiKvPolicy.Window(policy.recent.positive("recent"))
+        is KvPolicy.Sinks -> FfiKvPolicy.Sinks(policy.sinks.positive("sinks"), policy.recent.positive("recent"))
+        is KvPolicy.HeavyHitters -> FfiKvPolicy.HeavyHitters(
+            policy.sinks.positive("sinks"),
+            policy.recent.positive("recent"),
+            policy.top.positive("top"),
+        )
+    },
+    evict = when (evict) {
+        EvictWhen.Asked -> FfiEvictWhen.Asked
+        is EvictWhen.Above -> FfiEvictWhen.Above(evict.slack.notNegative("slack"))
+    },
+    prefixBytes = prefixBytes?.notNegative("prefixBytes"),
+)
+
+private fun WeightPrecision.toFfi(): PrecisionChoice = when (this) {
+    WeightPrecision.Low -> PrecisionChoice.LOW
+    WeightPrecision.Full -> PrecisionChoice.FULL
+    WeightPrecision.Auto -> PrecisionChoice.AUTO
+}
+
+internal fun Overflow.toFfi(): ContextOverflow = when (this) {
+    Overflow.Fail -> ContextOverflow.Fail
+    is Overflow.DropOldest -> ContextOverflow.DropOldest(reserve.notNegative("reserve"))
+}
+
+internal fun EvictionReport.toPublic(): Eviction = Eviction(gone.toLong(), kept.toLong())
+
+private fun dev.pannier.ffi.WeightView.toPublic(): WeightView = when (this) {
+    dev.pannier.ffi.WeightView.LOW -> WeightView.Low
+    dev.pannier.ffi.WeightView.FULL -> WeightView.Full
+}
+
+private fun WeightViewReason.toPublic(): ViewReason = when (this) {
+    WeightViewReason.SHORT_PROMPT -> ViewReason.ShortPrompt
+    WeightViewReason.LONG_PROMPT -> ViewReason.LongPrompt
+    WeightViewReason.SURE -> ViewReason.Sure
+    WeightViewReason.UNSURE -> ViewReason.Unsure
+    WeightViewReason.ONLY_ONE -> ViewReason.OnlyOne
+    WeightViewReason.OTHER -> ViewReason.Other
+}
 
 internal fun GenerationOptions.toFfi(): GenerationSettings = GenerationSettings(
     maxTokens = maxTokens?.notNegative("maxTokens"),
@@ -107,6 +162,7 @@ internal fun GenerationOptions.toFfi(): GenerationSettings = GenerationSettings(
     seed = seed?.toULong(),
     topLogprobs = topLogprobs?.notNegative("topLogprobs"),
     deadlineMs = deadline?.inWholeMilliseconds?.coerceAtLeast(0)?.toULong(),
+    precision = precision?.toFfi(),
 )
 
 private fun Int.positive(what: String): UInt {
@@ -117,6 +173,11 @@ private fun Int.positive(what: String): UInt {
 private fun Int.notNegative(what: String): UInt {
     if (this < 0) throw PannierException.InvalidArgument("$what is $this, but must not be negative")
     return toUInt()
+}
+
+private fun Long.notNegative(what: String): ULong {
+    if (this < 0) throw PannierException.InvalidArgument("$what is $this, but must not be negative")
+    return toULong()
 }
 
 internal fun ChatMessage.toFfi(): Message = Message(
@@ -150,6 +211,9 @@ internal fun Stats.toPublic(): GenerationStats = GenerationStats(
     prefillTokensPerSecond = prefillTokS,
     decodeTokensPerSecond = decodeTokS,
     peakAnonymousBytes = peakAnonBytes?.toLong(),
+    kvType = KvType.entries.firstOrNull { it.ffi == kvType },
+    evicted = evicted.toLong(),
+    view = view.toPublic(),
 )
 
 internal fun dev.pannier.ffi.FinishReason.toPublic(): FinishReason = when (this) {
@@ -178,6 +242,9 @@ private fun TokenReport.toPublic(): Token =
 internal fun GenerationNotice.toPublic(): NoticeKind = when (this) {
     is GenerationNotice.PrefixNotReused -> NoticeKind.PrefixNotReused(tokens.toLong())
     is GenerationNotice.MemoryPressure -> NoticeKind.PressureChanged(level.toPublic(), cacheBytes.toLong())
+    is GenerationNotice.Evicted -> NoticeKind.Evicted(eviction.toPublic())
+    is GenerationNotice.TurnsDropped -> NoticeKind.TurnsDropped(messages.toLong())
+    is GenerationNotice.ViewChosen -> NoticeKind.ViewChosen(view.toPublic(), reason.toPublic())
     is GenerationNotice.IncompleteCharacter -> NoticeKind.IncompleteCharacter
     is GenerationNotice.Other -> NoticeKind.Other
 }

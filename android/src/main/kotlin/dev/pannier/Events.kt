@@ -52,11 +52,50 @@ public sealed interface NoticeKind {
      */
     public data class PressureChanged(public val level: MemoryPressure, public val cacheBytes: Long) : NoticeKind
 
+    /** The policy of the KV cache has forgotten tokens: the answer may be another than with all of them. */
+    public data class Evicted(public val eviction: Eviction) : NoticeKind
+
+    /** The conversation did not fit into the context: its oldest [messages] left the history. */
+    public data class TurnsDropped(public val messages: Long) : NoticeKind
+
+    /** Which view of a model in nested precision goes on from here, and why; told with [WeightPrecision.Auto]. */
+    public data class ViewChosen(public val view: WeightView, public val reason: ViewReason) : NoticeKind
+
     /** The answer was cut inside of a character; its first bytes are not part of the text. */
     public data object IncompleteCharacter : NoticeKind
 
     /** Something that this version has no word for. */
     public data object Other : NoticeKind
+}
+
+/** Which view of the weights was used. */
+public enum class WeightView {
+    /** The low plane of a file in nested precision. */
+    Low,
+
+    /** All there is. */
+    Full,
+}
+
+/** Why a view was chosen. */
+public enum class ViewReason {
+    /** The prompt is short: the low view begins. */
+    ShortPrompt,
+
+    /** The prompt is long: the full view reads it. */
+    LongPrompt,
+
+    /** The low view was sure of its first words, and goes on. */
+    Sure,
+
+    /** The low view was unsure of its first words: the full view goes on. */
+    Unsure,
+
+    /** There is no other view. */
+    OnlyOne,
+
+    /** Something that this version has no word for. */
+    Other,
 }
 
 /**
@@ -135,6 +174,9 @@ public data class Answer(
  * @property prefillTokensPerSecond 0 if nothing was read.
  * @property decodeTokensPerSecond 0 if there was at most one token.
  * @property peakAnonymousBytes the most anonymous memory the process was seen to have; `null` where the system does not tell.
+ * @property kvType element types of the KV cache that the answer was computed with.
+ * @property evicted tokens that the policy of the KV cache has forgotten meanwhile.
+ * @property view the view of the weights that the last token was computed with; full, unless the file is in nested precision.
  */
 public data class GenerationStats(
     public val promptTokens: Long,
@@ -145,6 +187,9 @@ public data class GenerationStats(
     public val prefillTokensPerSecond: Double,
     public val decodeTokensPerSecond: Double,
     public val peakAnonymousBytes: Long?,
+    public val kvType: KvType?,
+    public val evicted: Long,
+    public val view: WeightView,
 )
 
 /** What a model is doing. */

@@ -53,6 +53,7 @@ public class Model internal constructor(internal val ffi: dev.pannier.ffi.Model,
      * @param toolsJson tools, as a JSON array in the OpenAI format, for chat templates that know them.
      * @param thinking thinking on or off, for chat templates that know it.
      * @param checkpoint where the conversation is written when the app goes to the background.
+     * @param overflow what happens when the next turn does not fit into the context.
      */
     @JvmOverloads
     public fun chat(
@@ -60,9 +61,10 @@ public class Model internal constructor(internal val ffi: dev.pannier.ffi.Model,
         toolsJson: String? = null,
         thinking: Boolean? = null,
         checkpoint: File? = null,
+        overflow: Overflow = Overflow.Fail,
     ): ChatSession = ChatSession(
         this,
-        rethrowingNow { ffi.chat(dev.pannier.ffi.ChatConfig(system, toolsJson, thinking, checkpoint?.path)) },
+        rethrowingNow { ffi.chat(dev.pannier.ffi.ChatConfig(system, toolsJson, thinking, checkpoint?.path, overflow.toFfi())) },
     )
 
     /** Frees its memory; generations are cancelled. The next use loads it again. Never waits. */

@@ -37,12 +37,44 @@ public class MemoryBudget private constructor(
  * @property context the longest conversation in tokens; `null`: what the model was trained for.
  * @property threads `null`: the performance cores.
  * @property prefillChunk the most prompt tokens per pass; more need more memory and make other sessions wait longer.
+ * @property kv the KV cache: element types, and what may be forgotten.
+ * @property precision which view of a file in nested precision answers if a request does not say. With [WeightPrecision.Low] the rest of the
+ * file is never read, and there is no other view; loading another file so is [PannierException.Unsupported].
  */
 public data class ModelOptions @JvmOverloads constructor(
     public val context: Int? = null,
     public val threads: Int? = null,
     public val prefillChunk: Int? = null,
+    public val kv: KvOptions = KvOptions(),
+    public val precision: WeightPrecision = WeightPrecision.Full,
 )
+
+/** Which view of a file in nested precision answers (`pannier quantize --nested`). Other files have the full view only. */
+public enum class WeightPrecision {
+    /** The low plane: 3.5 bits per weight, for speed and for small memory. Answers differ from those of the full view. */
+    Low,
+
+    /** Both planes. */
+    Full,
+
+    /**
+     * Decided for each request, by the length of its prompt and by how sure the low view is of the first words of its answer; told in
+     * [NoticeKind.ViewChosen]. Loading takes the memory of the full view.
+     */
+    Auto,
+}
+
+/** What happens when the next turn does not fit into the context. */
+public sealed interface Overflow {
+    /** The turn fails with [PannierException.ContextOverflow]; the history stays as it is. */
+    public data object Fail : Overflow
+
+    /**
+     * The oldest turns leave the history, so that the prompt and an answer of [reserve] tokens fit; told in [NoticeKind.TurnsDropped].
+     * System messages at the beginning stay.
+     */
+    public data class DropOldest(public val reserve: Int = 256) : Overflow
+}
 
 /**
  * How an answer is generated. `null` is the engine's default.
@@ -57,6 +89,8 @@ public data class ModelOptions @JvmOverloads constructor(
  * @property seed repeats an answer; `null`: another one each time. [Answer.seed] tells which.
  * @property topLogprobs how many alternatives to report for each token.
  * @property deadline ends the answer with what there is.
+ * @property precision which view of a model in nested precision answers; `null`: as the model was loaded. A view that is not there ends the
+ * turn with [PannierException.Unsupported]. Views are never mixed: what a session has read with another one is read again.
  */
 public data class GenerationOptions @JvmOverloads constructor(
     public val maxTokens: Int? = null,
@@ -69,6 +103,7 @@ public data class GenerationOptions @JvmOverloads constructor(
     public val seed: Long? = null,
     public val topLogprobs: Int? = null,
     public val deadline: Duration? = null,
+    public val precision: WeightPrecision? = null,
 ) {
     public companion object {
         /** Always the most likely token. */
