@@ -25,6 +25,8 @@ kv_types! {
     K8V4 = KvTypes::K8V4;
     /// Both in 4 bits, of the first and last layer in 8: about a quarter of the memory.
     Q4 = KvTypes::Q4;
+    /// As `Q4`, but keys are rounded per channel of a page: answers are nearer to those of halves. Cannot forget.
+    Q4Channel = KvTypes::Q4_CHANNEL;
 }
 
 impl KvType {

@@ -34,6 +34,8 @@ public enum KVType: Sendable, Hashable, CaseIterable {
     case k8v4
     /// Both in 4 bits, those of the first and the last layer in 8: about a quarter of the memory.
     case q4
+    /// As ``q4``, but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with ``KVPolicy/keepAll``.
+    case q4Channel
 }
 
 /// What the KV cache may forget. Counts are tokens. What stays keeps its place; layers with a sliding window take no part.

@@ -25,6 +25,7 @@ extension KVType {
         case .q8: .q8
         case .k8v4: .k8v4
         case .q4: .q4
+        case .q4Channel: .q4Channel
         }
     }
 

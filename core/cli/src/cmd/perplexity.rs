@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use pannier::{KvTypes, WeightPrecision};
+use pannier::{KvPolicy, KvTypes, WeightPrecision};
 use pannier_forge::judge::{self, Comparison, Interval, Perplexity, TextOptions};
 use pannier_tokenizer::EncodeOptions;
 use serde::Serialize;
@@ -20,6 +20,7 @@ Examples:
   pannier perplexity -m smollm2 --file prose.txt
   pannier perplexity -m model.gguf --file prose.txt --ctx 1024 --json
   pannier perplexity -m model-q3.gguf --file prose.txt --against model-f16.gguf
+  pannier perplexity -m model.gguf --kv-type q8 --ctx 4096 --file prose.txt --against model.gguf     # whose cache is f16
 
 Lower is better; numbers compare only for the same text, window and tokenizer. The interval holds the true value with 95%
 confidence, for text of this kind. JSON: ppl, ppl_low, ppl_high, tokens (how many were scored), windows, kv_type; with --against also
@@ -91,8 +92,10 @@ pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
     };
     let reference = engine::load(&RunArgs {
         model: ModelArg { model: against.clone() },
-        // Whatever is judged, it is judged by all that the other file has.
+        // Whatever is judged, it is judged by all that the other file has, and with a cache that loses nothing.
         precision: WeightPrecision::Full,
+        kv_type: KvTypes::F16,
+        kv_policy: KvPolicy::KeepAll,
         ..run.clone()
     })?;
     let theirs =

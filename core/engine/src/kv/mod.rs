@@ -133,11 +133,15 @@ impl Default for KvOptions {
 }
 
 impl KvOptions {
-    /// Whether policy and time of eviction make sense together.
+    /// Whether types, policy and time of eviction make sense together.
     ///
     /// # Errors
     /// [`Error::BadOption`] for a policy that would keep nothing of a kind it names, and for a bound where nothing may be forgotten.
+    /// [`Error::Unsupported`]: rows of pages with scales per channel cannot be moved, so nothing of them can be forgotten.
     pub fn check(&self) -> Result<()> {
+        if self.policy.keeps().is_some() && self.types.k == KvType::Q4Channel {
+            return Err(cannot_forget(&format!("the KV type {}", self.types), self.policy));
+        }
         let bad = |option, reason| Err(Error::BadOption { option, reason });
         match (self.policy, self.evict) {
             (KvPolicy::Window { recent: 0 }, _)
@@ -170,19 +174,6 @@ pub struct KvCache {
     prefixes: PrefixCache,
     /// The most nodes that `prefixes` may have now.
     prefix_nodes: usize,
-}
-
-impl KvOptions {
-    /// Whether the policy can be followed with these types.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`]: rows of pages with scales per channel cannot be moved, so nothing of them can be forgotten.
-    pub fn check(&self) -> Result<()> {
-        if self.policy.keeps().is_some() && self.types.k == KvType::Q4Channel {
-            return Err(cannot_forget(&format!("the KV type {}", self.types), self.policy));
-        }
-        Ok(())
-    }
 }
 
 fn cannot_forget(what: &str, policy: KvPolicy) -> Error {

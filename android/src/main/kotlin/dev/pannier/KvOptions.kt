@@ -34,6 +34,9 @@ public enum class KvType(internal val ffi: FfiKvType) {
 
     /** Both in 4 bits, those of the first and the last layer in 8: about a quarter of the memory. */
     Q4(FfiKvType.Q4),
+
+    /** As [Q4], but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with [KvPolicy.KeepAll]. */
+    Q4_CHANNEL(FfiKvType.Q4_CHANNEL),
 }
 
 /** What the KV cache may forget. Counts are tokens. What stays keeps its place; layers with a sliding window take no part. */
