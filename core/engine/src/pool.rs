@@ -6,6 +6,7 @@
 //! and even that wait ends in sleep, which gives the core to whoever needs it.
 
 use pannier_kernels::{FanOut, Hooks, Parallel};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -82,6 +83,11 @@ fn spin(limit: Duration, ready: impl Fn() -> bool) -> bool {
     }
 }
 
+thread_local! {
+    /// Its number in the pool that has started it; whoever calls a pool is 0.
+    static LANE: Cell<usize> = const { Cell::new(0) };
+}
+
 impl Shared {
     fn work(&self, index: usize) {
         let stop = || self.stop.load(Ordering::Relaxed);
@@ -147,7 +153,10 @@ impl Pool {
             let worker = std::thread::Builder::new()
                 .name(format!("pannier-{index}"))
                 .stack_size(1 << 20)
-                .spawn(move || shared.work(index));
+                .spawn(move || {
+                    LANE.set(index);
+                    shared.work(index);
+                });
             match worker {
                 Ok(worker) => workers.push(worker),
                 Err(_) => break,
@@ -167,6 +176,10 @@ impl Parallel for Pool {
             return (0..tasks).for_each(job);
         }
         self.shared.fan.run(tasks, job, &*self.shared);
+    }
+
+    fn lane(&self) -> usize {
+        LANE.get()
     }
 
     fn limit(&self, threads: usize) {

@@ -521,5 +521,5 @@ impl<K: Kind> Simd for Neon<K> {
     }
     /// Nothing: four rows are four streams, which the prefetchers of these cores follow.
     #[inline(always)]
-    unsafe fn prefetch_near(_: *const u8) {}
+    unsafe fn prefetch_again(_: *const u8) {}
 }

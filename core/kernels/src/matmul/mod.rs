@@ -18,7 +18,7 @@ use std::ops::Range;
 use crate::act::{ActRows, LoBlock, QBlock, place};
 use crate::isa::Kernels;
 use crate::matrix::Matrix;
-use crate::parallel::Parallel;
+use crate::parallel::{Lanes, Parallel};
 
 /// How activations are rounded for quantised weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,8 +118,10 @@ impl Kernels {
             })
             .collect();
         let tasks = cuts.iter().map(|c| c.tasks).sum();
-        let cuts = &cuts;
-        par.run(tasks, &|mut task| {
+        let (cuts, lanes) = (&cuts, Lanes::new(tasks, threads));
+        par.run(tasks, &|_| {
+            // As many numbers as tasks.
+            let Some(mut task) = lanes.take(par.lane()) else { return };
             for cut in cuts {
                 if task >= cut.tasks {
                     task -= cut.tasks;

@@ -195,7 +195,7 @@ pub(crate) trait Simd: Copy {
 
     /// Into L2, or L1.
     unsafe fn prefetch(p: *const u8);
-    unsafe fn prefetch_near(p: *const u8);
+    unsafe fn prefetch_again(p: *const u8);
 }
 
 /// The canonical form of a format, as constants. `q = n - ZERO` with `n` in `0..=MAX`; MAX 255 means wide: `n` is `q`,

@@ -29,13 +29,15 @@ struct Prefetch {
 
 impl Prefetch {
     /// For rows that begin at `first`. Rows are many short streams that no hardware prefetcher follows; what comes next is one long one. The
-    /// queue that far prefetches wait in drops some when it is full (a third, measured), so lines are asked for again, closer.
+    /// queue that far prefetches wait in drops some when it is full (a third, measured), so lines are asked for again, closer, but still a
+    /// band away: a line that was dropped comes from memory then. Asking the second time for the nearest cache, which has few slots for lines
+    /// under way, was slower where memory is fast (benches/record/2026-11-30-prefetch.md).
     #[inline(always)]
     fn of(first: *const u8, band: usize, unit: usize, blocks: usize) -> Prefetch {
         let far = (2 * band).max(AHEAD);
         Prefetch {
             far: first.wrapping_add(far),
-            near: far - (band * 2 / 3).min(NEAR),
+            near: far - band.max(NEAR),
             lines: unit.div_ceil(64 * blocks),
             step: unit / blocks,
         }
@@ -81,7 +83,7 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
                 for i in 0..lines {
                     let line = far.wrapping_add(k * step + 64 * i);
                     V::prefetch(line);
-                    V::prefetch_near(line.wrapping_sub(near));
+                    V::prefetch_again(line.wrapping_sub(near));
                 }
             }
             for half in 0..2 {
@@ -143,8 +145,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
 /// Bytes to prefetch ahead at least: a microsecond of a fast memory.
 const AHEAD: usize = 32 << 10;
 
-/// The same, for a second time: at most what L1 keeps until it is used.
-const NEAR: usize = 12 << 10;
+/// The same, for a second time.
+const NEAR: usize = 8 << 10;
 
 /// A band of rows times N columns, straight from the bytes of the file.
 struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
