@@ -193,7 +193,7 @@ pub(crate) trait Simd: Copy {
         unsafe { Self::run(&mut Panel::<Self, S, N, P16>::new(at, sums)) }
     }
 
-    /// Into L2, or L1.
+    /// Asks memory for a line, towards L2; and once more, in case it was dropped.
     unsafe fn prefetch(p: *const u8);
     unsafe fn prefetch_again(p: *const u8);
 }
