@@ -93,12 +93,17 @@ fn size(text: &str) -> Result<u64> {
 /// Drops files from the page cache. Best effort: a warm page makes a measurement better than it should be, nothing else.
 fn evict(options: &Options) {
     let named = options.command.iter().map(PathBuf::from).filter(|path| path.is_file());
-    for path in named.chain(options.evict.iter().cloned()) {
-        let _ = Command::new("dd")
-            .arg(format!("if={}", path.display()))
-            .args(["iflag=nocache", "count=0", "status=none"])
-            .status();
-    }
+    named.chain(options.evict.iter().cloned()).for_each(|path| drop_cached(&path));
+}
+
+/// Drops a file from the page cache, if the system lets us.
+pub fn drop_cached(path: &Path) {
+    // A page that is not on the disk yet stays.
+    let _ = std::fs::File::open(path).and_then(|file| file.sync_all());
+    let _ = Command::new("dd")
+        .arg(format!("if={}", path.display()))
+        .args(["iflag=nocache", "count=0", "status=none"])
+        .status();
 }
 
 /// The groups of one run; removed with it.

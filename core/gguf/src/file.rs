@@ -150,6 +150,13 @@ impl Gguf {
         Ok(Gguf { metadata, tensors, by_name, shards, version, alignment })
     }
 
+    /// Says that the whole model will be read again and again, and has room: the system may then read and map the files in huge
+    /// pages. Matrix products walk many rows at once, each on pages of its own, and misses of the TLB are what they wait for.
+    /// What is in the page cache already stays as it is, and a system without such pages does nothing.
+    pub fn expect_reuse(&self) {
+        self.shards.iter().filter(|shard| shard.path.is_some()).for_each(|shard| advise_huge(&shard.bytes));
+    }
+
     /// Keys and values; of a split model, those of its first shard.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
@@ -345,6 +352,17 @@ fn map(path: &Path) -> Result<Bytes> {
     let mapping = unsafe { memmap2::Mmap::map(&file) }.map_err(io("map the file"))?;
     Ok(Bytes::from_owner(mapping))
 }
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn advise_huge(mapping: &[u8]) {
+    let start = mapping.as_ptr().cast_mut().cast();
+    // SAFETY: the range is the mapping that `map` made for this shard, from its first page to its last, and lives while it is
+    // borrowed. This advice changes neither contents nor access, only how large the pages are that the system looks for.
+    let _ = unsafe { rustix::mm::madvise(start, mapping.len(), rustix::mm::Advice::LinuxHugepage) };
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn advise_huge(_mapping: &[u8]) {}
 
 #[cfg(test)]
 mod tests {

@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::{Result, sh};
+use crate::{Result, cage, sh};
 pub use engines::python;
 use engines::{Engine, Speed, Task, float};
 use record::Record;
@@ -89,6 +89,8 @@ pub fn run(args: lexopt::Parser) -> Result {
         print!("{}", record.markdown());
         return done;
     }
+    let state = "each file was dropped from the page cache before its first run; all engines share the pages that are then read";
+    record.notes.push(state.into());
     if options.peer {
         let python = engines::python()?;
         record.peers.push(format!("llama.cpp: llama-cpp-python {}", engines::llama_cpp_version(&python)));
@@ -104,6 +106,9 @@ pub fn run(args: lexopt::Parser) -> Result {
         false => options.models.iter().map(|name| Subject::find(&pannier, name)).collect::<Result<_>>()?,
     };
     for subject in &subjects {
+        // As after a phone's start. What was just written lies in small pages, and what is read from the disk may lie in huge ones:
+        // one state for all models and all engines, and the one that apps find.
+        cage::drop_cached(&subject.path);
         if options.table {
             for &threads in &options.threads {
                 let row = table_row(&options, &ours, &peers, subject, threads)?;

@@ -26,6 +26,8 @@ impl MappedStore {
     /// # Errors
     /// [`Error::OutOfBudget`], [`Error::OutOfMemory`].
     pub fn new(gguf: Arc<Gguf>, layout: Layout, accountant: &Accountant) -> Result<MappedStore> {
+        // Before the first page of data is touched: what is read by then stays in small pages.
+        gguf.expect_reuse();
         let vectors = Vectors::new(&gguf, &layout, accountant)?;
         let files = FileSource::watch(&gguf)?;
         let view = CurrentView::of(&layout);
