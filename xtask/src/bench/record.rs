@@ -107,6 +107,7 @@ const PLAN: &[Column] = &[
     ("decode, planned", |r| number(&r["predicted_decode_tok_s"])),
     ("measured", |r| number(&r["decode_tok_s"])),
     ("ratio", |r| ratio(&r["decode_ratio"])),
+    ("drift", |r| ratio(&r["drift"])),
     ("peak, planned", |r| mega(&r["predicted_peak_bytes"])),
     ("measured", |r| mega(&r["peak_anon_bytes"])),
     ("ratio", |r| ratio(&r["peak_ratio"])),
