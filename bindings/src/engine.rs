@@ -9,7 +9,7 @@ use pannier::memory::MemoryPressure;
 use pannier::session::LoadOptions;
 
 use crate::border::on_thread;
-use crate::{Model, ModelConfig, PannierError, PlanReport};
+use crate::{Model, ModelConfig, PannierError, PlanReport, ThermalLevel};
 
 /// What holds for all models. What is absent is off.
 #[derive(Debug, Clone, Default, uniffi::Record)]
@@ -136,6 +136,11 @@ impl Engine {
     /// Gives memory back to the system. Running generations go on.
     pub fn on_pressure(&self, level: PressureLevel) {
         self.inner.on_pressure(level.into());
+    }
+
+    /// The system says how hot the device is. It holds until it says otherwise. Running generations go on.
+    pub fn on_thermal(&self, level: ThermalLevel) {
+        self.inner.on_thermal(level.into());
     }
 
     /// For the way to the background: writes checkpoints, then unloads models until at most `keep_bytes` are used.

@@ -7,8 +7,8 @@ use pannier::sampling::{SamplerOptions, TokenInfo};
 use pannier::session::{self, Completion, GenerationOptions, GenerationStats, Notice};
 
 use crate::{
-    CancelHandle, EvictionReport, KvType, PannierError, PrecisionChoice, PressureLevel, WeightView,
-    WeightViewReason,
+    CancelHandle, EvictionReport, KvType, PannierError, PrecisionChoice, PressureLevel, SpeculationChoice,
+    ThermalLevel, WeightView, WeightViewReason,
 };
 
 /// How an answer is to be generated. What is absent is the engine's default.
@@ -47,6 +47,12 @@ pub struct GenerationSettings {
     /// Which view of a model in nested precision answers; absent: as the model was loaded.
     #[uniffi(default = None)]
     pub precision: Option<PrecisionChoice>,
+    /// Where guessed tokens come from; absent: as the model was loaded. The answer does not depend on it.
+    #[uniffi(default = None)]
+    pub speculation: Option<SpeculationChoice>,
+    /// Always guess so many tokens, at most 8, whether it pays or not; absent: as many as pay.
+    #[uniffi(default = None)]
+    pub draft_length: Option<u32>,
 }
 
 impl GenerationSettings {
@@ -67,6 +73,8 @@ impl GenerationSettings {
             },
             deadline: self.deadline_ms.map(Duration::from_millis),
             weight_precision: self.precision.map(Into::into),
+            speculation: self.speculation.map(Into::into),
+            draft_len: self.draft_length.map(|n| n as usize),
             canceller: Some(cancel.generation.clone()),
             ..GenerationOptions::default()
         }
@@ -134,6 +142,16 @@ pub struct Stats {
     pub evicted: u64,
     /// The view of the weights that the last token was computed with.
     pub view: WeightView,
+    /// Tokens that were guessed and checked in a pass.
+    pub proposed_tokens: u64,
+    /// Those of them that became part of the answer.
+    pub accepted_tokens: u64,
+    /// The share of guessed tokens that were right, from 0 to 1; absent if none were guessed. Tokens behind a wrong one count as wrong.
+    pub acceptance_rate: Option<f64>,
+    /// Tokens that a pass gave on average, after the first one; 1 without guesses; absent if there was no such pass.
+    pub tokens_per_pass: Option<f64>,
+    /// Bytes of weights read from flash for each token of the answer after the first; absent if nothing is streamed.
+    pub flash_bytes_per_token: Option<f64>,
 }
 
 impl From<&GenerationStats> for Stats {
@@ -150,6 +168,11 @@ impl From<&GenerationStats> for Stats {
             kv_type: KvType::convert(s.kv_types),
             evicted: s.evicted as u64,
             view: s.view.into(),
+            proposed_tokens: s.speculation.proposed_tokens as u64,
+            accepted_tokens: s.speculation.accepted_tokens as u64,
+            acceptance_rate: s.speculation.acceptance_rate(),
+            tokens_per_pass: s.tokens_per_pass(),
+            flash_bytes_per_token: s.flash_bytes_per_token(),
         }
     }
 }
@@ -235,6 +258,18 @@ pub enum GenerationNotice {
         /// The size that the cache will have.
         cache_bytes: u64,
     },
+    /// Memory is scarce: the draft model was given up until the model is loaded again. Only speed depends on it.
+    DraftReleased {
+        /// Bytes of the budget that it took.
+        bytes: u64,
+    },
+    /// The device is hot, or no longer: another number of threads computes from the next token on. Only speed depends on it.
+    Heat {
+        /// How hot.
+        level: ThermalLevel,
+        /// Threads that compute.
+        threads: u32,
+    },
     /// The policy of the KV cache has forgotten positions: the answer may be another than with all of them.
     Evicted {
         /// What, in each layer.
@@ -264,6 +299,10 @@ impl From<Notice> for GenerationNotice {
             Notice::PrefixNotReused { tokens } => Self::PrefixNotReused { tokens: tokens as u64 },
             Notice::MemoryPressure { level, cache_bytes } => {
                 Self::MemoryPressure { level: level.into(), cache_bytes }
+            }
+            Notice::DraftReleased { bytes } => Self::DraftReleased { bytes },
+            Notice::Heat { level, threads } => {
+                Self::Heat { level: level.into(), threads: u32::try_from(threads).unwrap_or(u32::MAX) }
             }
             Notice::Evicted { gone, kept } => {
                 Self::Evicted { eviction: EvictionReport { gone: gone as u64, kept: kept as u64 } }

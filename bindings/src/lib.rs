@@ -41,10 +41,10 @@ pub use hybrid::{
 };
 pub use model::{LoadSink, Model, ModelConfig, ModelDetails, ModelLifeState, StateObserver, StateWatch};
 pub use options::{
-    ContextOverflow, EvictWhen, EvictionReport, KvConfig, KvPolicy, KvType, PrecisionChoice, WeightView,
-    WeightViewReason,
+    ContextOverflow, EvictWhen, EvictionReport, KvConfig, KvPolicy, KvType, PrecisionChoice,
+    SpeculationChoice, WeightView, WeightViewReason,
 };
-pub use plan::PlanReport;
+pub use plan::{PlanReport, SpeculationForecast};
 pub use store::{DownloadSink, DownloadUpdate, KnownModel, ModelFile, Store};
 
 uniffi::setup_scaffolding!("pannier_ffi");

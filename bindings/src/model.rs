@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pannier::lifecycle::{ManagedModel, ModelSource, ModelState, Watch};
-use pannier::session::{LoadOptions, LoadProgress};
+use pannier::session::{DraftOptions, LoadOptions, LoadProgress};
 
 use crate::border::on_thread;
-use crate::{Chat, ChatConfig, KvConfig, PannierError, PlanReport, PrecisionChoice};
+use crate::{Chat, ChatConfig, KvConfig, PannierError, PlanReport, PrecisionChoice, SpeculationChoice};
 
 /// Which model, and how it is loaded. What is absent is the engine's default.
 #[derive(Debug, Clone, uniffi::Record)]
@@ -29,6 +29,12 @@ pub struct ModelConfig {
     /// Which view of a file in nested precision is loaded, and answers if a request does not say; absent: the full one.
     #[uniffi(default = None)]
     pub precision: Option<PrecisionChoice>,
+    /// The GGUF file of a smaller model of the same vocabulary that guesses tokens for this one; absent: none.
+    #[uniffi(default = None)]
+    pub draft_path: Option<String>,
+    /// Where guesses come from if a request does not say; absent: from the draft model if there is one, else nowhere.
+    #[uniffi(default = None)]
+    pub speculation: Option<SpeculationChoice>,
 }
 
 impl ModelConfig {
@@ -40,6 +46,8 @@ impl ModelConfig {
             prefill_chunk: self.prefill_chunk.map_or(d.prefill_chunk, |n| n as usize),
             kv: self.kv.as_ref().map_or(d.kv, KvConfig::options),
             weight_precision: self.precision.map_or(d.weight_precision, Into::into),
+            draft: self.draft_path.as_deref().map(DraftOptions::new),
+            speculation: self.speculation.map(Into::into),
             ..d
         }
     }

@@ -1,7 +1,7 @@
 //! What an app may choose between memory, speed and quality: the KV cache, and the precision of weights.
 
 use pannier::session::{Overflow, ViewReason, WeightPrecision};
-use pannier::{KvOptions, KvTypes, View};
+use pannier::{KvOptions, KvTypes, Speculation, View};
 
 /// One line for each set of element types that apps may choose: its name here, and the engine's.
 macro_rules! kv_types {
@@ -208,6 +208,30 @@ impl From<ViewReason> for WeightViewReason {
             ViewReason::Unsure => Self::Unsure,
             ViewReason::OnlyOne => Self::OnlyOne,
             _ => Self::Other,
+        }
+    }
+}
+
+/// Where guessed tokens come from. The answer does not depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
+pub enum SpeculationChoice {
+    /// Nowhere: one token per pass.
+    Off,
+    /// From whatever there is and pays at the moment.
+    Auto,
+    /// From earlier text that ended in the same tokens.
+    Ngram,
+    /// From the draft model that the model was loaded with.
+    Draft,
+}
+
+impl From<SpeculationChoice> for Speculation {
+    fn from(choice: SpeculationChoice) -> Self {
+        match choice {
+            SpeculationChoice::Off => Self::Off,
+            SpeculationChoice::Auto => Self::Auto,
+            SpeculationChoice::Ngram => Self::Ngram,
+            SpeculationChoice::Draft => Self::Draft,
         }
     }
 }

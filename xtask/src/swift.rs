@@ -85,12 +85,12 @@ pub fn test(full: bool, sanitize: bool) -> Result {
     Ok(())
 }
 
-/// The terminal sample, asked one question.
+/// The terminal sample, asked one question. At temperature 0: another seed may give another capital.
 fn chat(folder: &Path) -> Result {
     run("building the terminal sample", &mut command(folder, &["swift", "build"])?)?;
     let models = whole(&models::dir()?)?;
     let models = models.to_string_lossy();
-    let mut chat = command(folder, &[".build/debug/swift-chat", &models])?;
+    let mut chat = command(folder, &[".build/debug/swift-chat", &models, "smollm2-135m-instruct", "0"])?;
     chat.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
     let mut child = chat.spawn().map_err(|e| format!("swift-chat: {e}"))?;
     if let Some(mut stdin) = child.stdin.take() {

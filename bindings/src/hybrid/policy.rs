@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pannier::memory;
 use pannier_hybrid::policy as inner;
 
 /// Who answers.
@@ -139,6 +140,28 @@ impl From<inner::Thermal> for ThermalLevel {
             inner::Thermal::Fair => Self::Fair,
             inner::Thermal::Serious => Self::Serious,
             inner::Thermal::Critical => Self::Critical,
+        }
+    }
+}
+
+impl From<ThermalLevel> for memory::ThermalLevel {
+    fn from(level: ThermalLevel) -> Self {
+        match level {
+            ThermalLevel::Nominal => Self::Nominal,
+            ThermalLevel::Fair => Self::Fair,
+            ThermalLevel::Serious => Self::Serious,
+            ThermalLevel::Critical => Self::Critical,
+        }
+    }
+}
+
+impl From<memory::ThermalLevel> for ThermalLevel {
+    fn from(level: memory::ThermalLevel) -> Self {
+        match level {
+            memory::ThermalLevel::Nominal => Self::Nominal,
+            memory::ThermalLevel::Fair => Self::Fair,
+            memory::ThermalLevel::Serious => Self::Serious,
+            memory::ThermalLevel::Critical => Self::Critical,
         }
     }
 }

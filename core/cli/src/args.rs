@@ -192,7 +192,11 @@ impl SpeculationArgs {
 
     /// Sets the engine's options.
     pub fn apply(&self, options: GenerationOptions) -> GenerationOptions {
-        GenerationOptions { speculation: self.mode(), draft_len: self.draft_len.map(usize::from), ..options }
+        GenerationOptions {
+            speculation: Some(self.mode()),
+            draft_len: self.draft_len.map(usize::from),
+            ..options
+        }
     }
 }
 

@@ -63,6 +63,8 @@ fn load_with(args: &RunArgs, draft: Option<PathBuf>) -> Result<Loaded> {
     let path = path(args)?;
     let options = LoadOptions {
         draft: draft.map(DraftOptions::new),
+        // Each generation says what it wants.
+        speculation: Some(Speculation::Off),
         threads: args.threads.map(usize::from),
         budget_bytes: args.budget_mb.map(|mb| mb << 20),
         context: args.ctx.map(|n| n as usize),

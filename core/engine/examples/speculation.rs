@@ -54,6 +54,7 @@ fn main() {
         budget_bytes: options.number::<u64>("--budget-mb").map(|mb| mb << 20),
         context: Some(options.number("--ctx").unwrap_or(2048)),
         draft: options.get("--draft").filter(|_| command != "coupling").map(DraftOptions::new),
+        speculation: Some(Speculation::Off),
         ..LoadOptions::default()
     };
     let model = Model::load(path, &load, &mut |_| {}).unwrap();
@@ -192,7 +193,7 @@ fn curve(model: &Arc<Model>, options: &Options) -> Value {
             for _ in 0..options.number("--reps").unwrap_or(1) {
                 plain.add(&run(wish.clone()));
                 let done = run(GenerationOptions {
-                    speculation: script.clone(),
+                    speculation: Some(script.clone()),
                     draft_len: Some(len),
                     ..wish.clone()
                 });
@@ -227,7 +228,11 @@ fn prompts(model: &Arc<Model>, options: &Options) -> Value {
     };
     let sampler = SamplerOptions { temperature, seed: Some(7), ..SamplerOptions::default() };
     let wish = GenerationOptions { max_tokens: Some(n), sampler, ..GenerationOptions::default() };
-    let guessing = GenerationOptions { speculation, draft_len: options.number("--len"), ..wish.clone() };
+    let guessing = GenerationOptions {
+        speculation: Some(speculation),
+        draft_len: options.number("--len"),
+        ..wish.clone()
+    };
     let answer = |prompt: &str, wish: &GenerationOptions| {
         let chat = model.chat(ChatOptions::default()).unwrap();
         chat.send(prompt, wish.clone(), &mut |_| ControlFlow::Continue(())).unwrap()

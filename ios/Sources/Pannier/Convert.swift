@@ -49,9 +49,9 @@ extension MemoryPlan {
         self.init(
             fits: p.fits, budgetBytes: Int64(clamping: p.budgetBytes), context: Int(p.context), maxContext: Int(p.maxContext),
             residentBytes: Int64(p.residentBytes), streamedBytesPerToken: Int64(p.streamedBytesPerToken), kvBytes: Int64(p.kvBytes),
-            scratchBytes: Int64(p.scratchBytes), peakBytes: Int64(p.peakBytes), fileBackedBytes: Int64(p.fileBackedBytes),
+            scratchBytes: Int64(p.scratchBytes), draftBytes: Int64(p.draftBytes), peakBytes: Int64(p.peakBytes), fileBackedBytes: Int64(p.fileBackedBytes),
             predictedDecodeTokensPerSecond: p.predictedDecodeTokS, predictedPrefillTokensPerSecond: p.predictedPrefillTokS,
-            boundBy: p.boundBy, notes: p.notes)
+            speculation: SpeculationForecast(p.speculation), boundBy: p.boundBy, notes: p.notes)
     }
 }
 
@@ -92,7 +92,8 @@ extension ModelOptions {
     func toFFI(file: URL) throws(PannierError) -> ModelConfig {
         ModelConfig(
             path: file.path, context: try count(context, "context", least: 1), threads: try count(threads, "threads", least: 1),
-            prefillChunk: try count(prefillChunk, "prefillChunk", least: 1), kv: try kv.toFFI(), precision: precision.toFFI)
+            prefillChunk: try count(prefillChunk, "prefillChunk", least: 1), kv: try kv.toFFI(), precision: precision.toFFI,
+            draftPath: draft?.path, speculation: speculation?.toFFI)
     }
 }
 
@@ -102,7 +103,8 @@ extension GenerationOptions {
             maxTokens: try count(maxTokens, "maxTokens", least: 0), stop: stop, temperature: temperature,
             topK: try count(topK, "topK", least: 0), topP: topP, minP: minP, repetitionPenalty: repetitionPenalty, seed: seed,
             topLogprobs: try count(topLogprobs, "topLogprobs", least: 0), deadlineMs: deadline?.milliseconds,
-            precision: precision?.toFFI)
+            precision: precision?.toFFI, speculation: speculation?.toFFI,
+            draftLength: try count(draftLength, "draftLength", least: 0))
     }
 }
 
@@ -137,7 +139,8 @@ extension GenerationStats {
             timeToFirstToken: s.timeToFirstTokenMs.map { $0 / 1000 }, totalTime: s.totalMs / 1000,
             prefillTokensPerSecond: s.prefillTokS, decodeTokensPerSecond: s.decodeTokS,
             peakAnonymousBytes: s.peakAnonBytes.map { Int64($0) }, kvType: KVType(s.kvType), evicted: Int(s.evicted),
-            view: WeightView(s.view))
+            view: WeightView(s.view), proposedTokens: Int(s.proposedTokens), acceptedTokens: Int(s.acceptedTokens),
+            acceptanceRate: s.acceptanceRate, tokensPerPass: s.tokensPerPass, flashBytesPerToken: s.flashBytesPerToken)
     }
 }
 
@@ -179,6 +182,8 @@ extension Notice {
         case .prefixNotReused(let tokens): self = .prefixNotReused(tokens: Int(tokens))
         case .memoryPressure(let level, let cacheBytes):
             self = .pressureChanged(MemoryPressure(level), cacheBytes: Int64(clamping: cacheBytes))
+        case .draftReleased(let bytes): self = .draftReleased(bytes: Int64(clamping: bytes))
+        case .heat(let level, let threads): self = .heatChanged(Heat(level), threads: Int(threads))
         case .evicted(let report): self = .evicted(Eviction(report))
         case .turnsDropped(let messages): self = .turnsDropped(messages: Int(messages))
         case .viewChosen(let view, let reason): self = .viewChosen(WeightView(view), because: ViewReason(reason))

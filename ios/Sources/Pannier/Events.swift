@@ -32,6 +32,11 @@ public enum Notice: Sendable, Hashable {
     case prefixNotReused(tokens: Int)
     /// Memory is scarce, or no longer: the cache of weights will have this size. Only speed depends on it.
     case pressureChanged(MemoryPressure, cacheBytes: Int64)
+    /// Memory is scarce: the draft model, which took so many bytes of the budget, was given up until the model is loaded again. Only speed
+    /// depends on it.
+    case draftReleased(bytes: Int64)
+    /// The device is so hot, or no longer: so many threads compute from the next token on. Only speed depends on it.
+    case heatChanged(Heat, threads: Int)
     /// The policy of the KV cache has forgotten tokens: the answer may be another than with all of them.
     case evicted(Eviction)
     /// The conversation did not fit into the context: its oldest messages left the history.
@@ -132,6 +137,16 @@ public struct GenerationStats: Sendable, Hashable {
     public let evicted: Int
     /// The view of the weights that the last token was computed with; full, unless the file is in nested precision.
     public let view: WeightView
+    /// Tokens that were guessed and checked in a pass.
+    public let proposedTokens: Int
+    /// Those of them that became part of the answer.
+    public let acceptedTokens: Int
+    /// The share of guessed tokens that were right, from 0 to 1; `nil` if none were guessed. Those behind a wrong one count as wrong.
+    public let acceptanceRate: Double?
+    /// Tokens that a pass gave on average, after the first one; 1 without guesses; `nil` if there was no such pass.
+    public let tokensPerPass: Double?
+    /// Bytes of weights read from flash for each token of the answer after the first; `nil` if nothing is streamed.
+    public let flashBytesPerToken: Double?
 }
 
 /// What a model is doing.

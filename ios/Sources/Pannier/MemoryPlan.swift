@@ -16,6 +16,8 @@ public struct MemoryPlan: Sendable, Hashable {
     public let kvBytes: Int64
     /// Buffers of a pass.
     public let scratchBytes: Int64
+    /// What the draft model takes of the budget: weights, KV cache and buffers; 0 without one.
+    public let draftBytes: Int64
     /// The most anonymous memory under this budget. A smaller budget changes the plan, because weights are streamed then: plan again to
     /// see what it takes.
     public let peakBytes: Int64
@@ -25,6 +27,8 @@ public struct MemoryPlan: Sendable, Hashable {
     public let predictedDecodeTokensPerSecond: Double
     /// Expected speed of reading a prompt, on a middling phone.
     public let predictedPrefillTokensPerSecond: Double
+    /// What guesses are expected to bring: those of the draft model, or those of n-grams, which cost nothing, without one.
+    public let speculation: SpeculationForecast
     /// What bounds the speed: memory bandwidth, flash bandwidth, or compute.
     public let boundBy: String
     /// Advice in words.

@@ -33,14 +33,24 @@ public struct ModelOptions: Sendable, Hashable {
     /// Which view of a file in nested precision answers if a request does not say. With ``WeightPrecision/low`` the rest of the file is never
     /// read, and there is no other view; loading another file so is ``PannierError/unsupported(_:)``.
     public var precision: WeightPrecision
+    /// The file of a smaller model of the same vocabulary that guesses tokens for this one, such as ``ModelStore/find(_:)`` gives; `nil`:
+    /// none. It is loaded with the model, within the same budget, and given up first when memory is scarce. A file that is not there is
+    /// ``PannierError/notFound(_:)``, another vocabulary ``PannierError/invalidArgument(_:)``, and a budget that does not hold it whole
+    /// ``PannierError/outOfBudget(_:plan:)``; each when the model is loaded.
+    public var draft: URL?
+    /// Where guesses come from if a request does not say; `nil`: from ``draft`` if there is one, else nowhere. ``Speculation/draft``
+    /// without ``draft`` is ``PannierError/invalidArgument(_:)``.
+    public var speculation: Speculation?
 
     /// The engine's defaults where nothing is given.
     public init(
         context: Int? = nil, threads: Int? = nil, prefillChunk: Int? = nil, kv: KVOptions = KVOptions(),
-        precision: WeightPrecision = .full
+        precision: WeightPrecision = .full, draft: URL? = nil, speculation: Speculation? = nil
     ) {
         self.kv = kv
         self.precision = precision
+        self.draft = draft
+        self.speculation = speculation
         self.context = context
         self.threads = threads
         self.prefillChunk = prefillChunk
@@ -72,12 +82,18 @@ public struct GenerationOptions: Sendable, Hashable {
     /// Which view of a model in nested precision answers; `nil`: as the model was loaded. A view that is not there ends the turn with
     /// ``PannierError/unsupported(_:)``. Views are never mixed: what a session has read with another one is read again.
     public var precision: WeightPrecision?
+    /// Where guessed tokens come from; `nil`: as the model was loaded. ``Speculation/draft`` ends the turn with
+    /// ``PannierError/invalidArgument(_:)`` if the model was loaded without a draft model.
+    public var speculation: Speculation?
+    /// Always guess so many tokens, from 0 to 8, whether it pays or not: for measurements; `nil`: as many as pay.
+    public var draftLength: Int?
 
     /// The engine's defaults where nothing is given.
     public init(
         maxTokens: Int? = nil, stop: [String] = [], temperature: Float? = nil, topK: Int? = nil, topP: Float? = nil,
         minP: Float? = nil, repetitionPenalty: Float? = nil, seed: UInt64? = nil, topLogprobs: Int? = nil,
-        deadline: TimeInterval? = nil, precision: WeightPrecision? = nil
+        deadline: TimeInterval? = nil, precision: WeightPrecision? = nil, speculation: Speculation? = nil,
+        draftLength: Int? = nil
     ) {
         self.maxTokens = maxTokens
         self.stop = stop
@@ -90,6 +106,8 @@ public struct GenerationOptions: Sendable, Hashable {
         self.topLogprobs = topLogprobs
         self.deadline = deadline
         self.precision = precision
+        self.speculation = speculation
+        self.draftLength = draftLength
     }
 
     /// Always the most likely token.

@@ -1,6 +1,6 @@
 internal import PannierBindings
 
-// Between the generated types and the public ones, for options of the KV cache and of precision.
+// Between the generated types and the public ones, for options of the KV cache, of precision and of speculation.
 
 private func count(_ value: Int, _ what: String, least: Int = 1) throws(PannierError) -> UInt32 {
     guard value >= least else { throw .invalidArgument("\(what) is \(value), but must be at least \(least)") }
@@ -78,6 +78,24 @@ extension WeightPrecision {
         case .full: .full
         case .auto: .auto
         }
+    }
+}
+
+extension Speculation {
+    var toFFI: SpeculationChoice {
+        switch self {
+        case .off: .off
+        case .auto: .auto
+        case .ngram: .ngram
+        case .draft: .draft
+        }
+    }
+}
+
+extension SpeculationForecast {
+    init(_ f: PannierBindings.SpeculationForecast) {
+        self.init(
+            draftLength: Int(f.draftLength), tokensPerPass: f.tokensPerPass, decodeTokensPerSecond: f.decodeTokS, gain: f.gain)
     }
 }
 

@@ -97,6 +97,12 @@ public final class Pannier: Sendable {
         engine.onPressure(level: pressure.toFFI)
     }
 
+    /// The device is so hot, which holds until this is called again. From ``Heat/serious`` on fewer threads compute, and nothing is read
+    /// ahead of need; running generations tell it in ``Notice/heatChanged(_:threads:)``. On iOS, `PannierDevice` calls this.
+    public func onHeat(_ heat: Heat) {
+        engine.onThermal(level: heat.toFFI)
+    }
+
     /// For the way to the background: writes the checkpoints of conversations, then unloads models until at most `keepBytes` are used.
     /// Generations of models that have to go are cancelled.
     ///

@@ -13,7 +13,8 @@ struct SystemSignals: Sendable {
     var protect: @Sendable (_ work: @escaping @Sendable () async -> Void) async -> Void
 }
 
-/// How hot the device is, in the words of `ProcessInfo`. From ``serious`` on an app should generate less.
+/// How hot the device is, in the words of `ProcessInfo`. From ``serious`` on the engine computes with fewer threads, and an app should
+/// generate less.
 public enum Heat: Int, Sendable, Comparable {
     /// As it should be.
     case nominal
@@ -46,6 +47,7 @@ final class SystemConnection: @unchecked Sendable {
         self.signals = signals
         self.center = center
         self.keepBytes = keepBytes
+        pannier.onHeat(signals.heat())
         observe(signals.memoryWarning) { $0.pannier.onMemoryPressure(.critical) }
         observe(signals.enteredBackground) { connection in
             connection.queue { pannier, signals in
@@ -59,6 +61,7 @@ final class SystemConnection: @unchecked Sendable {
         }
         observe(signals.heatChanged) { connection in
             let (heat, readers) = (connection.signals.heat(), connection.lock.withLock { Array(connection.readers.values) })
+            connection.pannier.onHeat(heat)
             for reader in readers { reader.yield(heat) }
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use pannier::model::{Blueprint, ModelOptions};
-use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, GUESSES_RIGHT, Plan, PlanWish};
+use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, DraftShare, Plan, PlanWish};
 use pannier::pool::{Pool, SystemCpus, default_threads};
 use pannier::{KvOptions, KvTypes, WeightPrecision};
 use pannier_gguf::Gguf;
@@ -136,8 +136,8 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         context = Some(DEFAULT_CONTEXT);
         model = Blueprint::read(gguf, &ModelOptions { context, view })?;
     }
-    let mut budget = args.budget_mb.map_or(device.free, |mb| mb << 20);
-    let mut draft_bytes = 0;
+    let budget = args.budget_mb.map_or(device.free, |mb| mb << 20);
+    let mut share = DraftShare::default();
     if let Some(draft) = &args.draft {
         let gguf = Arc::new(Gguf::open(input::model_path(draft)?)?);
         let draft_kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
@@ -148,16 +148,20 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         let plan = Plan::new(
             &draft,
             &device,
-            &PlanWish { budget: Some(1 << 50), chunk: Some(128), threads, kv: draft_kv },
+            &PlanWish {
+                budget: Some(1 << 50),
+                chunk: Some(128),
+                threads,
+                kv: draft_kv,
+                ..PlanWish::default()
+            },
         )?;
-        draft_bytes = plan.weight_bytes;
-        let share = plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes + plan.vector_bytes;
-        budget = budget.saturating_sub(share);
+        share = plan.as_draft();
     }
     let chunk = args.chunk.map(|n| n as usize);
     let kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
-    let plan = Plan::new(&model, &device, &PlanWish { budget: Some(budget), chunk, threads, kv })?;
-    let guessing = plan.speculation(&device, GUESSES_RIGHT, draft_bytes);
+    let wish = PlanWish { budget: Some(budget), chunk, threads, kv, draft: share };
+    let plan = Plan::new(&model, &device, &wish)?;
     let report = Report {
         fits: plan.fits,
         resident_bytes: plan.resident_bytes,
@@ -177,9 +181,9 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         max_context: plan.max_context,
         prefill_chunk: plan.chunk,
         mapped: plan.residency.mapped,
-        predicted_speculative_tok_s: guessing.decode_tok_s,
-        speculation_gain: guessing.gain,
-        speculation_draft_len: guessing.draft_len,
+        predicted_speculative_tok_s: plan.guessing.decode_tok_s,
+        speculation_gain: plan.guessing.gain,
+        speculation_draft_len: plan.guessing.draft_len,
         device,
         notes: plan.notes,
     };

@@ -11,7 +11,7 @@ use crate::session::LoadOptions;
 use crate::{Error, Result};
 
 /// Plans loading this file with these options, under `options.budget_bytes`: the same plan that loading makes. Reads the directory of
-/// the file, no weights.
+/// the file and that of its draft model, no weights; that the two have one vocabulary is seen when they are loaded.
 ///
 /// The speeds of the plan are those of a middling phone: measuring this device takes seconds, and a plan must not.
 /// [`DeviceProfile::measured`] is for those who want them.
@@ -20,7 +20,8 @@ use crate::{Error, Result};
 /// The file is absent, broken or not supported. A budget that is too small is no error: [`Plan::fits`] is false then.
 pub fn plan_file(path: &Path, options: &LoadOptions) -> Result<Plan> {
     let gguf = Arc::new(Gguf::open(path)?);
-    match options.prepare(&gguf, options.budget_bytes, &middling_phone()) {
+    let draft = options.open_draft()?.map(|draft| draft.share()).unwrap_or_default();
+    match options.prepare(&gguf, options.budget_bytes, draft, &middling_phone()) {
         Ok((_, plan)) => Ok(plan),
         Err(Error::DoesNotFit { plan }) => Ok(*plan),
         Err(error) => Err(error),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::guard::CrashGuard;
 use super::model::{ManagedModel, ModelInner, ModelSource};
 use super::state::ModelState;
-use crate::memory::{Accountant, MemoryPressure, MemoryProbe, MemoryReading, SystemMemory};
+use crate::memory::{Accountant, MemoryPressure, MemoryProbe, MemoryReading, SystemMemory, ThermalLevel};
 use crate::model::{Forward, Runner};
 use crate::session::{Clock, LoadOptions, LoadProgress, Model, MonotonicClock};
 use crate::{Error, Result};
@@ -75,6 +75,7 @@ pub(super) struct HostInner<F: Forward> {
     pub guard: CrashGuard,
     pub clock: Arc<dyn Clock>,
     idle: Option<Duration>,
+    heat: Mutex<ThermalLevel>,
     models: Mutex<Vec<Weak<ModelInner<F>>>>,
     stop: Arc<(Mutex<bool>, Condvar)>,
 }
@@ -115,6 +116,7 @@ impl<F: Forward + 'static> ModelHost<F> {
             guard: CrashGuard::new(options.guard_dir),
             clock: options.clock,
             idle: options.idle_unload,
+            heat: Mutex::default(),
             models: Mutex::new(Vec::new()),
             stop: Arc::new((Mutex::new(false), Condvar::new())),
         });
@@ -182,6 +184,15 @@ impl<F: Forward + 'static> ModelHost<F> {
         }
     }
 
+    /// The system says how hot the device is, which holds until it says otherwise, also for models that are loaded later. Running
+    /// generations go on with fewer threads, or with all of them again, and tell it with a notice. Any thread; never blocks.
+    pub fn on_thermal(&self, level: ThermalLevel) {
+        *self.inner.heat.lock().unwrap_or_else(PoisonError::into_inner) = level;
+        for model in self.inner.models() {
+            model.tell_heat(level);
+        }
+    }
+
     /// For the app's way to the background: writes the checkpoints of conversations, then unloads models until at most
     /// `keep_bytes` are used; idle ones first, then those that generate, whose generations are cancelled.
     ///
@@ -221,6 +232,11 @@ impl<F: Forward> HostInner<F> {
     fn models(&self) -> Vec<Arc<ModelInner<F>>> {
         let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         models.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// What was said last.
+    pub fn heat(&self) -> ThermalLevel {
+        *self.heat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Loaded models that nobody uses, the least recently used first.

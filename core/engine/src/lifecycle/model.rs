@@ -10,7 +10,7 @@ use super::host::HostInner;
 use super::message::public_message;
 use super::state::{ModelState, StateCell, Watch};
 use super::{LifecycleError, plan_file};
-use crate::memory::MemoryPressure;
+use crate::memory::{MemoryPressure, ThermalLevel};
 use crate::model::{Forward, Runner};
 use crate::plan::Plan;
 use crate::session::{ChatOptions, LoadOptions, LoadProgress, Model, ModelInfo, SessionError};
@@ -171,6 +171,7 @@ impl<F: Forward> ModelInner<F> {
                 Err(SessionError::Closed { what: "model" }.into())
             }
             Ok((model, unproven)) => {
+                model.on_thermal(self.host.heat());
                 slot.phase = Phase::In { model, unproven: Some(unproven) };
                 slot.last_used = self.host.clock.now();
                 self.state.post(ModelState::Ready);
@@ -214,9 +215,11 @@ impl<F: Forward> ModelInner<F> {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(Arc<Model<F>>, Paused)> {
         let path = &self.source.path;
-        if !path.exists() {
-            let model = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            return Err(LifecycleError::NotDownloaded { model }.into());
+        for path in [path].into_iter().chain(self.source.options.draft.as_ref().map(|draft| &draft.path)) {
+            if !path.exists() {
+                let model = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                return Err(LifecycleError::NotDownloaded { model }.into());
+            }
         }
         let mark = self.host.guard.begin(path, forced)?;
         let options = LoadOptions {
@@ -295,6 +298,13 @@ impl<F: Forward> ModelInner<F> {
             && slot.generating > 0
         {
             model.on_memory_pressure(level);
+        }
+    }
+
+    /// The loaded model acts on it before its next token.
+    pub fn tell_heat(&self, level: ThermalLevel) {
+        if let Phase::In { model, .. } = &self.slot().phase {
+            model.on_thermal(level);
         }
     }
 

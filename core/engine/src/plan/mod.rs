@@ -40,6 +40,26 @@ pub struct PlanWish {
     pub threads: usize,
     /// The KV cache: its element types, and its policy if that bounds it.
     pub kv: KvOptions,
+    /// What a draft model beside it takes of the same budget; nothing by default.
+    pub draft: DraftShare,
+}
+
+/// What a draft model takes of the budget. It stays in memory whole, or is refused: one that is streamed is slower than the model that it
+/// drafts for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftShare {
+    /// Its weights, which are read for each guess: clean pages of its file.
+    pub weight_bytes: u64,
+    /// Its KV cache, buffers and vectors.
+    pub anonymous_bytes: u64,
+}
+
+impl DraftShare {
+    /// All of it.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.weight_bytes.saturating_add(self.anonymous_bytes)
+    }
 }
 
 /// What bounds the speed.
@@ -95,6 +115,8 @@ pub struct Plan {
     pub scratch_bytes: u64,
     /// Norms and biases, as floats.
     pub vector_bytes: u64,
+    /// What the draft model takes of the budget; nothing without one.
+    pub draft: DraftShare,
     /// Vocabulary, metadata, stacks, code's own data.
     pub other_bytes: u64,
     /// The most anonymous memory.
@@ -111,6 +133,9 @@ pub struct Plan {
     pub bound_by: Bound,
     /// What speculation is made of.
     times: speculation::PassTimes,
+    /// What guesses are expected to bring if [`GUESSES_RIGHT`] of them are right: those of the draft model, or those of n-grams, which cost
+    /// nothing, without one.
+    pub guessing: Forecast,
     /// Advice in words.
     pub notes: Vec<String>,
 }
@@ -167,7 +192,9 @@ impl Plan {
         let kv_types = wish.kv.types;
         let fresh_bytes = fresh_bytes(model, spec.context, chunk, &wish.kv);
         let kv_bytes = kv_bytes(model, spec.context, chunk, &wish.kv).saturating_add(fresh_bytes);
-        let fixed = vector_bytes + scratch_bytes + other_bytes + margin(budget);
+        let draft = wish.draft;
+        let fixed =
+            (vector_bytes + scratch_bytes + other_bytes + margin(budget)).saturating_add(draft.bytes());
         let around = fixed.saturating_add(kv_bytes);
 
         let mut plan = Plan {
@@ -185,6 +212,7 @@ impl Plan {
             kv_types,
             scratch_bytes,
             vector_bytes,
+            draft,
             other_bytes,
             peak_bytes: 0,
             file_backed_bytes: 0,
@@ -193,6 +221,7 @@ impl Plan {
             prefill_tok_s: 0.0,
             bound_by: Bound::Memory,
             times: speculation::PassTimes::default(),
+            guessing: Forecast::default(),
             notes: Vec::new(),
         };
         let mut wish = ResidencyWish { budget: None, experts_used: model.experts_used() };
@@ -220,8 +249,9 @@ impl Plan {
             usize::try_from(tokens).unwrap_or(usize::MAX).min(spec.trained_context) / PAGE_TOKENS
                 * PAGE_TOKENS
         });
-        plan.sizes(around - margin(budget));
+        plan.sizes(around - margin(budget) - draft.weight_bytes);
         plan.speed(model, device, &precision);
+        plan.guessing = plan.speculation(device, GUESSES_RIGHT, draft.weight_bytes);
         advice::notes(&mut plan, model, device, least.saturating_add(around));
         Ok(plan)
     }
@@ -235,7 +265,8 @@ impl Plan {
             residency.pinned_bytes + u64::from(residency.slots) * residency.slot_bytes
         };
         self.peak_bytes = around + copies;
-        self.file_backed_bytes = if residency.mapped { self.weight_bytes } else { 0 };
+        self.file_backed_bytes =
+            self.draft.weight_bytes + if residency.mapped { self.weight_bytes } else { 0 };
     }
 
     /// What guesses are expected to bring that are right with probability `right` (see [`GUESSES_RIGHT`]); those of n-grams cost nothing, a
@@ -243,6 +274,15 @@ impl Plan {
     #[must_use]
     pub fn speculation(&self, device: &DeviceProfile, right: f64, draft_bytes: u64) -> Forecast {
         self.times.forecast(right, draft_bytes as f64 / device.decode_bps)
+    }
+
+    /// What the model of this plan takes of the budget of a model that it drafts for.
+    #[must_use]
+    pub fn as_draft(&self) -> DraftShare {
+        // Besides: reads of directories, stacks of vectors.
+        const ROUND: u64 = 1 << 20;
+        let anonymous_bytes = self.kv_bytes + self.scratch_bytes + self.vector_bytes + ROUND;
+        DraftShare { weight_bytes: self.weight_bytes, anonymous_bytes }
     }
 
     /// The plan, or the error that carries it.

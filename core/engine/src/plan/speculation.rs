@@ -64,7 +64,7 @@ impl PassTimes {
 }
 
 /// What guessing is expected to bring, at the best length.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Forecast {
     /// Tokens to guess for a pass; 0 if guessing does not pay.
     pub draft_len: usize,

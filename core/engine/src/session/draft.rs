@@ -12,7 +12,7 @@ use crate::Result;
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, Reservation};
 use crate::model::{Blueprint, ModelOptions, Runner, RunnerOptions};
-use crate::plan::{self, DEFAULT_CONTEXT, Plan, PlanWish};
+use crate::plan::{self, DEFAULT_CONTEXT, DraftShare, Plan, PlanWish};
 use crate::residency::StreamOptions;
 use crate::speculate::{Draft, SpeculationError, Vocabulary, same_vocabulary};
 
@@ -33,45 +33,53 @@ impl DraftOptions {
     }
 }
 
-/// Besides weights, KV cache and buffers: reads of directories, stacks of vectors.
-const ROUND: u64 = 1 << 20;
-
-/// A draft model that has its share of the budget, and no buffers yet.
-pub(super) struct PlannedDraft {
+/// A draft model whose directory was read.
+pub(crate) struct OpenedDraft {
     gguf: Arc<Gguf>,
     blueprint: Blueprint,
     plan: Plan,
-    share: Reservation,
 }
 
-/// Opens the file, and takes from the budget what it needs.
-///
-/// # Errors
-/// What opening and planning may bring; [`SpeculationError::DraftDoesNotFit`], [`Error::OutOfBudget`](crate::Error::OutOfBudget).
-pub(super) fn plan_draft(
-    wish: &DraftOptions,
-    options: &LoadOptions,
-    threads: usize,
-    accountant: &Accountant,
-) -> Result<PlannedDraft> {
-    let gguf = Arc::new(Gguf::open(&wish.path)?);
-    let limit = accountant.budget().map(|_| accountant.available());
-    let share = match (limit, wish.budget_bytes) {
-        (Some(limit), Some(wish)) => Some(limit.min(wish)),
-        (limit, wish) => limit.or(wish),
-    };
-    let trained = Blueprint::read(Arc::clone(&gguf), &ModelOptions::default())?.spec().trained_context;
-    let context = options.context.unwrap_or(DEFAULT_CONTEXT).min(trained.max(1));
-    let of = ModelOptions { context: Some(context), ..ModelOptions::default() };
-    // First without a limit: a draft model is worth its memory only if all of it is there.
-    let unlimited = PlanWish { budget: None, chunk: Some(DRAFT_CHUNK), threads, kv: draft_kv(options) };
-    let (blueprint, plan) = plan::prepare(&gguf, &of, &unlimited)?;
-    let needed = plan.weight_bytes + plan.kv_bytes + plan.scratch_bytes + plan.vector_bytes + ROUND;
-    if let Some(share) = share.filter(|&share| share < needed) {
-        return Err(SpeculationError::DraftDoesNotFit { needed, share }.into());
+impl OpenedDraft {
+    /// Opens the file, and looks what it needs.
+    ///
+    /// # Errors
+    /// What opening and planning may bring; [`SpeculationError::DraftDoesNotFit`] for a budget of its own.
+    pub fn new(wish: &DraftOptions, options: &LoadOptions, threads: usize) -> Result<Self> {
+        let gguf = Arc::new(Gguf::open(&wish.path)?);
+        let trained = Blueprint::read(Arc::clone(&gguf), &ModelOptions::default())?.spec().trained_context;
+        let context = options.context.unwrap_or(DEFAULT_CONTEXT).min(trained.max(1));
+        let of = ModelOptions { context: Some(context), ..ModelOptions::default() };
+        // Without a limit: a draft model is worth its memory only if all of it is there.
+        let unlimited =
+            PlanWish { chunk: Some(DRAFT_CHUNK), threads, kv: draft_kv(options), ..PlanWish::default() };
+        let (blueprint, plan) = plan::prepare(&gguf, &of, &unlimited)?;
+        let needed = plan.as_draft().bytes();
+        match wish.budget_bytes {
+            Some(share) if share < needed => Err(SpeculationError::DraftDoesNotFit { needed, share }.into()),
+            _ => Ok(Self { gguf, blueprint, plan }),
+        }
     }
-    let share = accountant.reserve(Category::Weights, needed)?;
-    Ok(PlannedDraft { gguf, blueprint, plan, share })
+
+    /// What it takes.
+    pub fn share(&self) -> DraftShare {
+        self.plan.as_draft()
+    }
+
+    /// Takes that from the budget.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBudget`](crate::Error::OutOfBudget).
+    pub(super) fn reserve(self, accountant: &Accountant) -> Result<PlannedDraft> {
+        let share = accountant.reserve(Category::Weights, self.share().bytes())?;
+        Ok(PlannedDraft { opened: self, share })
+    }
+}
+
+/// A draft model that has its share of the budget, and no buffers yet.
+pub(super) struct PlannedDraft {
+    opened: OpenedDraft,
+    share: Reservation,
 }
 
 /// The model's element types; all positions are kept, and no prefixes: the model's own tell what is shared.
@@ -90,8 +98,8 @@ impl PlannedDraft {
     /// Those of [`same_vocabulary`].
     pub fn check(&self, target: Option<&Tokenizer>, ids: usize) -> Result<()> {
         // Only for this comparison: the texts of tokens are the model's own.
-        let own = Tokenizer::from_metadata(self.gguf.metadata()).ok();
-        let draft = Vocabulary { tokenizer: own.as_ref(), ids: self.blueprint.spec().vocab };
+        let own = Tokenizer::from_metadata(self.opened.gguf.metadata()).ok();
+        let draft = Vocabulary { tokenizer: own.as_ref(), ids: self.opened.blueprint.spec().vocab };
         Ok(same_vocabulary(Vocabulary { tokenizer: target, ids }, draft)?)
     }
 
@@ -107,9 +115,10 @@ impl PlannedDraft {
     ) -> Result<Draft<Runner>> {
         // What it allocates is counted against its share, which is taken already.
         let own = Accountant::new(Some(self.share.bytes()));
-        let loaded = self.blueprint.load(self.plan.residency, &StreamOptions::default(), &own)?;
+        let OpenedDraft { blueprint, plan, .. } = self.opened;
+        let loaded = blueprint.load(plan.residency, &StreamOptions::default(), &own)?;
         let runner_options = RunnerOptions {
-            chunk: self.plan.chunk,
+            chunk: plan.chunk,
             kv: draft_kv(options),
             precision: options.precision,
             kernels: options.kernels,
@@ -117,7 +126,7 @@ impl PlannedDraft {
         };
         let runner = Runner::new(Arc::new(loaded), pool, &runner_options, &own)?;
         let chunk = runner.chunk();
-        let cost = self.plan.weight_bytes as f64 / target_bytes.max(1) as f64;
+        let cost = plan.weight_bytes as f64 / target_bytes.max(1) as f64;
         Ok(Draft::new(runner, chunk, Some(self.share), cost.max(0.01)))
     }
 }

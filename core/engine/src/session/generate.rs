@@ -165,7 +165,8 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
 
     /// Who guesses tokens, if somebody does.
     fn speculation(&mut self) -> Result<Option<Speculator<'a>>> {
-        let (model, wish) = (self.model, &self.options.speculation);
+        let model = self.model;
+        let wish = self.options.speculation.as_ref().unwrap_or(&model.speculation);
         let mut proposers: Vec<Box<dyn Proposer + 'a>> = Vec::new();
         let mut hold =
             |bytes: u64| model.accountant.reserve(Category::Scratch, bytes).map(|r| self.held.push(r));

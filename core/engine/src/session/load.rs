@@ -8,14 +8,15 @@ use pannier_gguf::Gguf;
 use pannier_kernels::{Kernels, Parallel};
 use pannier_tokenizer::{ChatTemplate, Tokenizer, TokenizerError};
 
-use super::draft::plan_draft;
+use super::draft::OpenedDraft;
 use super::{Clock, DraftOptions, Model, ModelInfo, ModelParts, MonotonicClock, WeightPrecision};
 use crate::kv::KvOptions;
 use crate::memory::{Accountant, Category, MemoryProbe, PressureOptions, SystemMemory};
 use crate::model::{Blueprint, ExpertShortcuts, ModelOptions, PrecisionTable, Runner, RunnerOptions};
-use crate::plan::{self, DeviceProfile, Plan, PlanWish};
+use crate::plan::{self, DeviceProfile, DraftShare, Plan, PlanWish};
 use crate::pool::{Pool, SystemCpus, default_threads};
 use crate::residency::StreamOptions;
+use crate::speculate::{Speculation, SpeculationError};
 use crate::{Error, Result};
 
 /// How a model is loaded. The defaults suit a phone with room to spare.
@@ -34,8 +35,10 @@ pub struct LoadOptions {
     /// The most prompt tokens per forward pass; fewer if the budget is small. More need more buffers and make other sessions
     /// wait longer.
     pub prefill_chunk: usize,
-    /// A smaller model of the same vocabulary that guesses tokens for this one; generations use it if they ask for it.
+    /// A smaller model of the same vocabulary that guesses tokens for this one.
     pub draft: Option<DraftOptions>,
+    /// Where guesses come from if a generation does not say; `None`: from the draft model if one is named here, else nowhere.
+    pub speculation: Option<Speculation>,
     /// How weights that do not fit are streamed.
     pub stream: StreamOptions,
     /// The KV cache.
@@ -67,6 +70,7 @@ impl Default for LoadOptions {
             context: None,
             prefill_chunk: runner.chunk,
             draft: None,
+            speculation: None,
             stream: StreamOptions::default(),
             kv: runner.kv,
             precision: runner.precision,
@@ -88,6 +92,7 @@ impl std::fmt::Debug for LoadOptions {
             .field("context", &self.context)
             .field("prefill_chunk", &self.prefill_chunk)
             .field("draft", &self.draft)
+            .field("speculation", &self.speculation)
             .field("kv", &self.kv)
             .field("weight_precision", &self.weight_precision)
             .finish_non_exhaustive()
@@ -99,19 +104,39 @@ impl LoadOptions {
         self.threads.unwrap_or_else(|| default_threads(&SystemCpus)).max(1)
     }
 
+    /// Where guesses come from if a generation does not say.
+    ///
+    /// # Errors
+    /// [`SpeculationError::NoDraftModel`].
+    fn speculation(&self) -> Result<Speculation> {
+        match (&self.speculation, &self.draft) {
+            (Some(Speculation::Draft), None) => Err(SpeculationError::NoDraftModel.into()),
+            (Some(wish), _) => Ok(wish.clone()),
+            (None, Some(_)) => Ok(Speculation::Draft),
+            (None, None) => Ok(Speculation::Off),
+        }
+    }
+
+    /// Reads the directory of the draft model, if there is to be one. It has no budget yet.
+    pub(crate) fn open_draft(&self) -> Result<Option<OpenedDraft>> {
+        self.draft.as_ref().map(|wish| OpenedDraft::new(wish, self, self.threads())).transpose()
+    }
+
     /// Reads the directory of a file and plans for these options: the one way to do it, so that what is told before loading is what loading
-    /// does.
+    /// does. `budget` is that of the model and its draft model together.
     pub(crate) fn prepare(
         &self,
         gguf: &Arc<Gguf>,
         budget: Option<u64>,
+        draft: DraftShare,
         device: &DeviceProfile,
     ) -> Result<(Blueprint, Plan)> {
         self.kv.check()?;
+        self.speculation()?;
         // Fewer tokens per pass than usual are a wish; more are a permission.
         let usual = RunnerOptions::default().chunk;
         let chunk = (self.prefill_chunk < usual).then_some(self.prefill_chunk);
-        let wish = PlanWish { budget, chunk, threads: self.threads(), kv: self.kv };
+        let wish = PlanWish { budget, chunk, threads: self.threads(), kv: self.kv, draft };
         plan::prepare_on(
             gguf,
             device,
@@ -186,12 +211,13 @@ impl Model<Runner> {
         begun: Duration,
     ) -> Result<Arc<Self>> {
         let accountant = options.accountant.clone().unwrap_or_else(|| Accountant::new(options.budget_bytes));
-        let threads = options.threads();
-        let draft =
-            options.draft.as_ref().map(|wish| plan_draft(wish, options, threads, &accountant)).transpose()?;
-        // With a shared accountant the others' share is gone already, and so is a draft model's.
+        let (threads, speculation) = (options.threads(), options.speculation()?);
+        // With a shared accountant the others' share is gone already.
         let budget = accountant.budget().map(|_| accountant.available());
-        let (blueprint, plan) = options.prepare(gguf, budget, &DeviceProfile::unknown())?;
+        let draft = options.open_draft()?;
+        let share = draft.as_ref().map(OpenedDraft::share).unwrap_or_default();
+        let (blueprint, plan) = options.prepare(gguf, budget, share, &DeviceProfile::unknown())?;
+        let draft = draft.map(|draft| draft.reserve(&accountant)).transpose()?;
         progress(LoadProgress { stage: LoadStage::Vocabulary, fraction: 0.1 });
         let tokenizer = match Tokenizer::from_metadata(gguf.metadata()) {
             Ok(tokenizer) => Ok(Arc::new(tokenizer)),
@@ -257,6 +283,7 @@ impl Model<Runner> {
             prefill_chunk: runner.chunk(),
             forward: runner,
             draft,
+            speculation,
             tokenizer,
             template,
             clock: Arc::clone(&options.clock),

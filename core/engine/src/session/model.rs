@@ -15,7 +15,7 @@ use crate::memory::{
 };
 use crate::model::{Forward, PromptSteps, Runner};
 use crate::residency::View;
-use crate::speculate::{Draft, Governor};
+use crate::speculate::{Draft, Governor, Speculation};
 use crate::{Error, Result};
 
 /// What a model is made of. [`ModelParts::new`] fills in what most callers want.
@@ -24,6 +24,8 @@ pub struct ModelParts<F> {
     pub forward: F,
     /// A smaller model of the same vocabulary that guesses tokens for this one.
     pub draft: Option<Draft<F>>,
+    /// Where guesses come from if a generation does not say.
+    pub speculation: Speculation,
     /// The vocabulary, or why there is none: what needs one gives this error.
     pub tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
     /// The chat template, or why there is none: chats give this error.
@@ -78,6 +80,7 @@ impl<F: Forward> ModelParts<F> {
         Self {
             forward,
             draft: None,
+            speculation: Speculation::Off,
             tokenizer: Err(TokenizerError::NoVocabulary { model: "absent".to_owned() }),
             template: Err(TemplateError::NoTemplate),
             prefill_chunk: 512,
@@ -98,6 +101,7 @@ impl<F: Forward> ModelParts<F> {
 pub struct Model<F: Forward = Runner> {
     pub(super) forward: Turnstile<F>,
     pub(super) draft: Option<Arc<Draft<F>>>,
+    pub(super) speculation: Speculation,
     pub(super) governor: Mutex<Governor>,
     pub(super) tokenizer: Result<Arc<Tokenizer>, TokenizerError>,
     template: Result<Arc<ChatTemplate>, TemplateError>,
@@ -130,6 +134,7 @@ impl<F: Forward> Model<F> {
             prompt_steps: parts.forward.prompt_steps(),
             forward: Turnstile::new(parts.forward),
             draft: parts.draft.map(Arc::new),
+            speculation: parts.speculation,
             governor: Mutex::default(),
             tokenizer: parts.tokenizer,
             template: parts.template,

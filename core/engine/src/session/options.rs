@@ -23,8 +23,8 @@ pub struct GenerationOptions {
     pub canceller: Option<Canceller>,
     /// Constraints on the tokens, applied in this order.
     pub hooks: Vec<Box<dyn LogitHook>>,
-    /// Guess several tokens and check them in one pass. The answer does not depend on it.
-    pub speculation: Speculation,
+    /// Guess several tokens and check them in one pass; `None`: as the model was loaded. The answer does not depend on it.
+    pub speculation: Option<Speculation>,
     /// Always guess so many tokens, at most [`MAX_DRAFT`](crate::speculate::MAX_DRAFT), whether it pays or not; `None`: as many as pay.
     pub draft_len: Option<usize>,
     /// Which view of a model in nested precision answers; `None`: as the model was loaded. Views are never mixed: what a session has read with another

@@ -16,11 +16,11 @@ use fake::{End, Fake, Told, listen};
 use pannier::lifecycle::{
     ErrorKind, HostOptions, LifecycleError, ManagedModel, ModelHost, ModelSource, ModelState,
 };
-use pannier::memory::{Category, MemoryPressure};
+use pannier::memory::{Category, MemoryPressure, ThermalLevel};
 use pannier::model::Forward;
 use pannier::session::{
-    ChatMessage, ChatOptions, Clock, GenerationEvent, GenerationOptions, LoadOptions, Model, ModelParts,
-    Notice, Role, SessionError,
+    ChatMessage, ChatOptions, Clock, DraftOptions, GenerationEvent, GenerationOptions, LoadOptions, Model,
+    ModelParts, Notice, Role, SessionError,
 };
 use pannier::{Error, Result};
 
@@ -235,6 +235,47 @@ fn pressure_reaches_a_running_answer_and_lets_it_finish() {
     let notice = Notice::MemoryPressure { level: MemoryPressure::Critical, cache_bytes: 0 };
     assert_eq!(notices, [(3, notice)]);
     assert_eq!(model.state(), ModelState::Ready);
+}
+
+#[test]
+fn heat_holds_for_what_is_loaded_later_and_until_something_else_is_said() {
+    let world = world(HostOptions::default(), talker);
+    let model = world.model("a.gguf");
+    let chat = model.chat(ChatOptions::default());
+    let notices = || {
+        let mut notices = Vec::new();
+        chat.send(&[ChatMessage::new(Role::User, "go")], GenerationOptions::greedy(3), &mut |event| {
+            if let GenerationEvent::Notice(notice @ Notice::Heat { .. }) = event {
+                notices.push(notice);
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        notices
+    };
+    world.host.on_thermal(ThermalLevel::Serious);
+    let serious = Notice::Heat { level: ThermalLevel::Serious, threads: 4 };
+    assert_eq!((notices(), notices()), (vec![serious], vec![]));
+    model.unload();
+    assert_eq!(notices(), [serious]);
+    world.host.on_thermal(ThermalLevel::Nominal);
+    assert_eq!(notices(), [Notice::Heat { level: ThermalLevel::Nominal, threads: 8 }]);
+}
+
+#[test]
+fn a_draft_model_that_is_not_there_is_named() {
+    let world = world(HostOptions::default(), talker);
+    let path = world.dir.path().join("a.gguf");
+    std::fs::write(&path, b"").unwrap();
+    let draft = Some(DraftOptions::new(world.dir.path().join("small.gguf")));
+    let options = LoadOptions { draft, ..LoadOptions::default() };
+    let error = world.host.open(ModelSource { path, options }).load(false, &mut |_| {}).unwrap_err();
+    assert_eq!(ErrorKind::from(&error), ErrorKind::NotFound);
+    match error {
+        Error::Lifecycle(LifecycleError::NotDownloaded { model }) => assert_eq!(model, "small.gguf"),
+        other => panic!("{other}"),
+    }
+    assert_eq!(world.loads.load(Ordering::SeqCst), 0);
 }
 
 #[test]

@@ -114,8 +114,11 @@ fn frequencies_do_not_tell_whether_tokens_were_guessed() {
     let mut accepted = 0;
     for i in 0..answers as u64 {
         add(&mut plain, answer(&session, &PROMPT, options(2 * i)).ids());
-        let options =
-            GenerationOptions { speculation: stubborn.clone(), draft_len: Some(3), ..options(2 * i + 1) };
+        let options = GenerationOptions {
+            speculation: Some(stubborn.clone()),
+            draft_len: Some(3),
+            ..options(2 * i + 1)
+        };
         let done = answer(&session, &PROMPT, options);
         accepted += done.stats.speculation.accepted_tokens;
         add(&mut guessed, done.ids());

@@ -3,8 +3,10 @@
 use crate::fake::{Fake, bytes};
 use crate::golden_support::tiny;
 use crate::models::{Plenty, answer, model, prompt, runner};
+use pannier::lifecycle::plan_file;
 use pannier::memory::{Accountant, MemoryPressure};
 use pannier::model::Runner;
+use pannier::plan::DraftShare;
 use pannier::sampling::{HookError, LogitHook, SamplerOptions};
 use pannier::session::{
     FinishReason, GenerationEvent, GenerationOptions, LoadOptions, Model, ModelParts, Notice, Prompt,
@@ -47,7 +49,7 @@ fn said(speculation: &Speculation, options: GenerationOptions) -> (String, Finis
     let fake = Fake::answering(1, bytes(TEXT));
     let log = Arc::clone(&fake.log);
     let session = fake.with_bytes().session();
-    let options = GenerationOptions { speculation: speculation.clone(), draft_len: Some(5), ..options };
+    let options = GenerationOptions { speculation: Some(speculation.clone()), draft_len: Some(5), ..options };
     let mut told = String::new();
     let done = session
         .generate(Prompt::Tokens(vec![65]), options, &mut |event| {
@@ -97,7 +99,7 @@ fn a_context_is_filled_to_its_end_and_no_further() {
         let run = |speculation: &Speculation| {
             let fake = Fake { context, ..Fake::answering(1, bytes(TEXT)) };
             let options =
-                GenerationOptions { speculation: speculation.clone(), draft_len: Some(8), ..greedy() };
+                GenerationOptions { speculation: Some(speculation.clone()), draft_len: Some(8), ..greedy() };
             let session = fake.with_bytes().session();
             let done = session
                 .generate(Prompt::Tokens(vec![65]), options, &mut |_| ControlFlow::Continue(()))
@@ -116,7 +118,7 @@ fn cancelling_and_breaking_off_leave_the_session_usable() {
     let model = Fake::answering(1, bytes(TEXT)).with_bytes();
     let session = model.session();
     for after in 1..4 {
-        let options = GenerationOptions { speculation: knows(TEXT, 1), draft_len: Some(4), ..greedy() };
+        let options = GenerationOptions { speculation: Some(knows(TEXT, 1)), draft_len: Some(4), ..greedy() };
         let mut texts = 0;
         let result = session.generate(Prompt::Tokens(vec![65]), options, &mut |event| {
             texts += usize::from(matches!(event, GenerationEvent::Text { .. }));
@@ -168,8 +170,12 @@ fn constraints_see_the_tokens_of_the_answer_and_no_others() {
         let once = Once { seen: Vec::new(), told: Some(Arc::clone(&told)), forks: Arc::default() };
         let forks = Arc::clone(&once.forks);
         let drafts = matches!(speculation, Speculation::Draft);
-        let mut options =
-            GenerationOptions { speculation, draft_len: Some(4), max_tokens: Some(30), ..greedy() };
+        let mut options = GenerationOptions {
+            speculation: Some(speculation),
+            draft_len: Some(4),
+            max_tokens: Some(30),
+            ..greedy()
+        };
         options.hooks.push(Box::new(once));
         let done = answer(&session, &prompt(1, model.vocab()), options);
         let ids: Vec<u32> = done.ids().collect();
@@ -198,8 +204,12 @@ fn the_draft_model_is_the_first_thing_to_go() {
     let model: Arc<Model<Runner>> = Model::from_parts(parts);
     let session = model.session();
     let ids = prompt(2, model.vocab());
-    let options =
-        |speculation| GenerationOptions { speculation, draft_len: Some(3), max_tokens: Some(20), ..greedy() };
+    let options = |speculation| GenerationOptions {
+        speculation: Some(speculation),
+        draft_len: Some(3),
+        max_tokens: Some(20),
+        ..greedy()
+    };
     let expected: Vec<u32> = answer(&session, &ids, options(Speculation::Off)).ids().collect();
     let mut notices = Vec::new();
     let mut texts = 0;
@@ -240,9 +250,9 @@ fn wishes_that_cannot_be_are_refused() {
     let session = model(&path, None, None).session();
     let ids = prompt(2, 64);
     let run = |options| session.generate(ids.as_slice(), options, &mut |_| ControlFlow::Continue(()));
-    let options = GenerationOptions { speculation: Speculation::Draft, ..greedy() };
+    let options = GenerationOptions { speculation: Some(Speculation::Draft), ..greedy() };
     assert!(matches!(run(options), Err(Error::Speculation(SpeculationError::NoDraftModel))));
-    let options = GenerationOptions { speculation: Speculation::Ngram, draft_len: Some(9), ..greedy() };
+    let options = GenerationOptions { speculation: Some(Speculation::Ngram), draft_len: Some(9), ..greedy() };
     assert!(matches!(
         run(options),
         Err(Error::Speculation(SpeculationError::DraftTooLong { len: 9, limit: 8 }))
@@ -271,12 +281,78 @@ fn wishes_that_cannot_be_are_refused() {
     let done = answer(
         &model.session(),
         &prompt(2, model.vocab()),
-        GenerationOptions { speculation: Speculation::Auto, max_tokens: Some(12), ..greedy() },
+        GenerationOptions { speculation: Some(Speculation::Auto), max_tokens: Some(12), ..greedy() },
     );
     assert_eq!(done.tokens.len(), 12);
     let used = model.accountant().used();
     model.close();
     assert!(model.accountant().used() < used);
+}
+
+#[test]
+fn what_a_model_was_loaded_with_holds_where_a_generation_says_nothing() {
+    let path = tiny("tiny-llama-Q4_K_M.gguf");
+    let load = |draft: bool, speculation: Option<Speculation>| {
+        let options = LoadOptions {
+            draft: draft.then(|| DraftOptions::new(&path)),
+            speculation,
+            context: Some(64),
+            memory: Arc::new(Plenty),
+            ..LoadOptions::default()
+        };
+        Model::load(&path, &options, &mut |_| {})
+    };
+    let rate = |draft: bool, loaded: Option<Speculation>, asked: Option<Speculation>| {
+        let model = load(draft, loaded).unwrap();
+        let options =
+            GenerationOptions { speculation: asked, draft_len: Some(3), max_tokens: Some(20), ..greedy() };
+        let done = answer(&model.session(), &prompt(2, model.vocab()), options);
+        done.stats.speculation.acceptance_rate()
+    };
+    use Speculation::{Draft, Off};
+    assert_eq!(rate(true, None, None), Some(1.0), "a draft model that is named is used");
+    assert_eq!(rate(false, None, None), None);
+    assert_eq!(rate(true, Some(Off), None), None);
+    assert_eq!(rate(true, None, Some(Off)), None);
+    assert_eq!(rate(true, Some(Off), Some(Draft)), Some(1.0));
+    assert!(matches!(load(false, Some(Draft)), Err(Error::Speculation(SpeculationError::NoDraftModel))));
+}
+
+#[test]
+fn a_plan_counts_the_draft_model_as_loading_does() {
+    let path = tiny("tiny-llama-Q4_K_M.gguf");
+    let with = |draft: bool, budget| LoadOptions {
+        draft: draft.then(|| DraftOptions::new(&path)),
+        budget_bytes: Some(budget),
+        context: Some(64),
+        threads: Some(2),
+        memory: Arc::new(Plenty),
+        ..LoadOptions::default()
+    };
+    let plan = |draft, budget| plan_file(&path, &with(draft, budget)).unwrap();
+    let budget = 64 << 20;
+    let (alone, both) = (plan(false, budget), plan(true, budget));
+    assert_eq!(alone.draft, DraftShare::default());
+    assert_eq!(both.draft.weight_bytes, both.weight_bytes, "the model drafts for itself");
+    assert_eq!(both.peak_bytes, alone.peak_bytes + both.draft.anonymous_bytes);
+    assert_eq!(both.file_backed_bytes, alone.file_backed_bytes + both.draft.weight_bytes);
+    // Guesses of a model of the same size cost what they bring, those of n-grams nothing.
+    assert!(both.guessing.gain < alone.guessing.gain, "{:?} {:?}", both.guessing, alone.guessing);
+    let model = Model::load(&path, &with(true, budget), &mut |_| {}).unwrap();
+    let used = model.accountant().used();
+    assert!(used >= both.draft.bytes() && used <= budget, "{used} {both:?}");
+    // What has room for the draft model only is refused, with the plan that was told before.
+    let tight = both.draft.bytes() + 4096;
+    let told = plan(true, tight);
+    assert!(!told.fits);
+    match Model::load(&path, &with(true, tight), &mut |_| {}) {
+        Err(Error::DoesNotFit { plan }) => {
+            assert_eq!((plan.budget, plan.peak_bytes), (told.budget, told.peak_bytes));
+            assert_eq!(plan.draft, told.draft);
+        }
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+    assert!(!plan(true, 1 << 20).fits);
 }
 
 #[test]
@@ -292,7 +368,12 @@ fn a_budget_that_has_room_for_one_row_of_logits_gives_the_same_answer() {
         .unwrap();
         let session = model.session();
         let ids = prompt(3, model.vocab());
-        let options = GenerationOptions { speculation, max_tokens: Some(40), draft_len: Some(8), ..greedy() };
+        let options = GenerationOptions {
+            speculation: Some(speculation),
+            max_tokens: Some(40),
+            draft_len: Some(8),
+            ..greedy()
+        };
         let mut texts = 0;
         let done = session
             .generate(ids.as_slice(), options, &mut |event| {

@@ -55,8 +55,11 @@ fn compare(name: &str, model: &Arc<Model<Runner>>, prompts: std::ops::Range<usiz
                     if !full() && draft_len.is_some_and(|len| (len + index + way) % 4 != 0) {
                         continue;
                     }
-                    let options =
-                        GenerationOptions { speculation: speculation.clone(), draft_len, ..options.clone() };
+                    let options = GenerationOptions {
+                        speculation: Some(speculation.clone()),
+                        draft_len,
+                        ..options.clone()
+                    };
                     let done = answer(&session, &ids, options);
                     assert_eq!(
                         essence(&done),
@@ -133,7 +136,7 @@ fn a_draft_model_that_is_mostly_wrong_changes_nothing() {
             let options = GenerationOptions { max_tokens: Some(24), sampler, ..GenerationOptions::default() };
             let expected = answer(&plain, &ids, options.clone());
             let options =
-                GenerationOptions { speculation: Speculation::Draft, draft_len: Some(5), ..options };
+                GenerationOptions { speculation: Some(Speculation::Draft), draft_len: Some(5), ..options };
             let done = answer(&session, &ids, options);
             assert_eq!(essence(&done), essence(&expected));
             proposed += done.stats.speculation.proposed_tokens;
@@ -153,7 +156,8 @@ const BEGINNINGS: [&str; 4] = [
 
 fn texts_of(target: &std::path::Path, draft: &std::path::Path, tokens: usize) {
     let load = LoadOptions { threads: Some(2), context: Some(256), ..LoadOptions::default() };
-    let options = LoadOptions { draft: Some(DraftOptions::new(draft)), ..load };
+    let options =
+        LoadOptions { draft: Some(DraftOptions::new(draft)), speculation: Some(Speculation::Off), ..load };
     let model = Model::load(target, &options, &mut |_| {}).unwrap();
     let (session, plain) = (model.session(), model.session());
     let mut accepted = [0; 3];
@@ -166,8 +170,11 @@ fn texts_of(target: &std::path::Path, draft: &std::path::Path, tokens: usize) {
             let ways =
                 [(Speculation::Ngram, Some(4)), (Speculation::Draft, Some(3)), (Speculation::Auto, None)];
             for (way, (speculation, draft_len)) in ways.into_iter().enumerate() {
-                let options =
-                    GenerationOptions { speculation: speculation.clone(), draft_len, ..options.clone() };
+                let options = GenerationOptions {
+                    speculation: Some(speculation.clone()),
+                    draft_len,
+                    ..options.clone()
+                };
                 let done = answer(&session, &ids, options);
                 assert_eq!(essence(&done), essence(&expected), "{text:?} {speculation:?}");
                 accepted[way] += done.stats.speculation.accepted_tokens;

@@ -39,7 +39,8 @@ fn keys_per_channel_stay_within_what_the_plan_promises() {
     let model = tiny::blueprint(&tiny::model(folder.path()));
     for (types, chunk) in [(KvTypes::Q4_CHANNEL, 16), (KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL }, 100)] {
         let kv = KvOptions { types, ..KvOptions::default() };
-        let wish = PlanWish { budget: Some(64 << 20), chunk: Some(chunk), threads: 1, kv };
+        let wish =
+            PlanWish { budget: Some(64 << 20), chunk: Some(chunk), threads: 1, kv, ..PlanWish::default() };
         let plan = Plan::new(&model, &DeviceProfile::unknown(), &wish).unwrap();
         let accountant = Accountant::new(Some(plan.kv_bytes));
         let mut cache = KvCache::new(&model.spec().kv(types), kv, &accountant).unwrap();

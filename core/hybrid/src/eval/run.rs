@@ -111,7 +111,7 @@ pub fn answer_all<F: Forward>(
         // Answers quote their questions; guesses change no bit of them.
         let generation = GenerationOptions {
             stop: options.stop.clone(),
-            speculation: Speculation::Auto,
+            speculation: Some(Speculation::Auto),
             ..GenerationOptions::greedy(options.max_tokens)
         };
         let completion = chat.send(&question.prompt, generation, &mut |_| ControlFlow::Continue(()))?;

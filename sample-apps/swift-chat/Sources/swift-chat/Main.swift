@@ -1,22 +1,29 @@
 import Foundation
 import Pannier
 
-/// `swift-chat [FOLDER] [MODEL]`: fetches a model into the folder and talks in the terminal. An empty line ends it.
+/// `swift-chat [FOLDER] [MODEL] [TEMPERATURE]`: fetches a model into the folder and talks in the terminal. An empty line ends it. Temperature 0
+/// always takes the most likely token, so that an answer is the same every time; without it the engine's default holds.
 @main
 struct Main {
     static func main() async {
         let arguments = CommandLine.arguments.dropFirst()
         let folder = arguments.first ?? NSHomeDirectory() + "/.cache/pannier/models"
         let name = arguments.dropFirst().first ?? "smollm2-135m-instruct"
+        let temperature = arguments.dropFirst(2).first
+        let options = GenerationOptions(maxTokens: 256, temperature: temperature.flatMap(Float.init))
+        if let temperature, options.temperature == nil {
+            complain("\(temperature) is no temperature\nusage: swift-chat [FOLDER] [MODEL] [TEMPERATURE]\n")
+            exit(2)
+        }
         do {
-            try await talk(store: ModelStore(folder: URL(fileURLWithPath: folder)), name: name)
+            try await talk(store: ModelStore(folder: URL(fileURLWithPath: folder)), name: name, options: options)
         } catch {
             complain("\(error.localizedDescription)\n")
             exit(1)
         }
     }
 
-    static func talk(store: ModelStore, name: String) async throws {
+    static func talk(store: ModelStore, name: String, options: GenerationOptions) async throws {
         for try await event in store.download(name) {
             if case .progress(let done, let total, _, _) = event {
                 complain("\r\(done / 1_000_000) of \((total ?? 0) / 1_000_000) MB ")
@@ -30,7 +37,7 @@ struct Main {
         while true {
             complain("> ")
             guard let line = readLine(), !line.isEmpty else { return }
-            for try await event in chat.send(line, options: GenerationOptions(maxTokens: 256)) {
+            for try await event in chat.send(line, options: options) {
                 switch event {
                 case .text(let text, _):
                     FileHandle.standardOutput.write(Data(text.utf8))

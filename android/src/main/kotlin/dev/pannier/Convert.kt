@@ -19,6 +19,7 @@ import dev.pannier.ffi.ModelLifeState
 import dev.pannier.ffi.PlanReport
 import dev.pannier.ffi.PrecisionChoice
 import dev.pannier.ffi.PressureLevel
+import dev.pannier.ffi.SpeculationChoice
 import dev.pannier.ffi.Stats
 import dev.pannier.ffi.TokenReport
 import dev.pannier.ffi.WeightViewReason
@@ -66,10 +67,17 @@ internal fun PlanReport.toPublic(): MemoryPlan = MemoryPlan(
     streamedBytesPerToken = streamedBytesPerToken.toLong(),
     kvBytes = kvBytes.toLong(),
     scratchBytes = scratchBytes.toLong(),
+    draftBytes = draftBytes.toLong(),
     peakBytes = peakBytes.toLong(),
     fileBackedBytes = fileBackedBytes.toLong(),
     predictedDecodeTokensPerSecond = predictedDecodeTokS,
     predictedPrefillTokensPerSecond = predictedPrefillTokS,
+    speculation = SpeculationForecast(
+        speculation.draftLength.toInt(),
+        speculation.tokensPerPass,
+        speculation.decodeTokS,
+        speculation.gain,
+    ),
     boundBy = boundBy,
     notes = notes,
 )
@@ -103,6 +111,8 @@ internal fun ModelOptions.toFfi(file: File): ModelConfig = ModelConfig(
     prefillChunk = prefillChunk?.positive("prefillChunk"),
     kv = kv.toFfi(),
     precision = precision.toFfi(),
+    draftPath = draft?.path,
+    speculation = speculation?.toFfi(),
 )
 
 private fun KvOptions.toFfi(): KvConfig = KvConfig(
@@ -128,6 +138,13 @@ private fun WeightPrecision.toFfi(): PrecisionChoice = when (this) {
     WeightPrecision.Low -> PrecisionChoice.LOW
     WeightPrecision.Full -> PrecisionChoice.FULL
     WeightPrecision.Auto -> PrecisionChoice.AUTO
+}
+
+private fun Speculation.toFfi(): SpeculationChoice = when (this) {
+    Speculation.Off -> SpeculationChoice.OFF
+    Speculation.Auto -> SpeculationChoice.AUTO
+    Speculation.Ngram -> SpeculationChoice.NGRAM
+    Speculation.Draft -> SpeculationChoice.DRAFT
 }
 
 internal fun Overflow.toFfi(): ContextOverflow = when (this) {
@@ -163,6 +180,8 @@ internal fun GenerationOptions.toFfi(): GenerationSettings = GenerationSettings(
     topLogprobs = topLogprobs?.notNegative("topLogprobs"),
     deadlineMs = deadline?.inWholeMilliseconds?.coerceAtLeast(0)?.toULong(),
     precision = precision?.toFfi(),
+    speculation = speculation?.toFfi(),
+    draftLength = draftLength?.notNegative("draftLength"),
 )
 
 private fun Int.positive(what: String): UInt {
@@ -214,6 +233,11 @@ internal fun Stats.toPublic(): GenerationStats = GenerationStats(
     kvType = KvType.entries.firstOrNull { it.ffi == kvType },
     evicted = evicted.toLong(),
     view = view.toPublic(),
+    proposedTokens = proposedTokens.toLong(),
+    acceptedTokens = acceptedTokens.toLong(),
+    acceptanceRate = acceptanceRate,
+    tokensPerPass = tokensPerPass,
+    flashBytesPerToken = flashBytesPerToken,
 )
 
 internal fun dev.pannier.ffi.FinishReason.toPublic(): FinishReason = when (this) {
@@ -242,6 +266,8 @@ private fun TokenReport.toPublic(): Token =
 internal fun GenerationNotice.toPublic(): NoticeKind = when (this) {
     is GenerationNotice.PrefixNotReused -> NoticeKind.PrefixNotReused(tokens.toLong())
     is GenerationNotice.MemoryPressure -> NoticeKind.PressureChanged(level.toPublic(), cacheBytes.toLong())
+    is GenerationNotice.DraftReleased -> NoticeKind.DraftReleased(bytes.toLong())
+    is GenerationNotice.Heat -> NoticeKind.HeatChanged(level.toPublic(), threads.toInt())
     is GenerationNotice.Evicted -> NoticeKind.Evicted(eviction.toPublic())
     is GenerationNotice.TurnsDropped -> NoticeKind.TurnsDropped(messages.toLong())
     is GenerationNotice.ViewChosen -> NoticeKind.ViewChosen(view.toPublic(), reason.toPublic())

@@ -52,6 +52,12 @@ public sealed interface NoticeKind {
      */
     public data class PressureChanged(public val level: MemoryPressure, public val cacheBytes: Long) : NoticeKind
 
+    /** Memory is scarce: the draft model, [bytes] of the budget, was given up until the model is loaded again. Only speed depends on it. */
+    public data class DraftReleased(public val bytes: Long) : NoticeKind
+
+    /** The device is as hot as [heat] says: [threads] threads compute from the next token on. Only speed depends on it. */
+    public data class HeatChanged(public val heat: DeviceHeat, public val threads: Int) : NoticeKind
+
     /** The policy of the KV cache has forgotten tokens: the answer may be another than with all of them. */
     public data class Evicted(public val eviction: Eviction) : NoticeKind
 
@@ -177,6 +183,12 @@ public data class Answer(
  * @property kvType element types of the KV cache that the answer was computed with.
  * @property evicted tokens that the policy of the KV cache has forgotten meanwhile.
  * @property view the view of the weights that the last token was computed with; full, unless the file is in nested precision.
+ * @property proposedTokens tokens that were guessed and checked in a pass.
+ * @property acceptedTokens those of them that became part of the answer.
+ * @property acceptanceRate the share of guessed tokens that were right, from 0 to 1; `null` if none were guessed. Those behind a wrong one
+ * count as wrong.
+ * @property tokensPerPass tokens that a pass gave on average, after the first one; 1 without guesses; `null` if there was no such pass.
+ * @property flashBytesPerToken bytes of weights read from flash for each token of the answer after the first; `null` if nothing is streamed.
  */
 public data class GenerationStats(
     public val promptTokens: Long,
@@ -190,6 +202,11 @@ public data class GenerationStats(
     public val kvType: KvType?,
     public val evicted: Long,
     public val view: WeightView,
+    public val proposedTokens: Long,
+    public val acceptedTokens: Long,
+    public val acceptanceRate: Double?,
+    public val tokensPerPass: Double?,
+    public val flashBytesPerToken: Double?,
 )
 
 /** What a model is doing. */

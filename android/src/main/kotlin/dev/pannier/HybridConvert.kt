@@ -47,9 +47,9 @@ internal fun HybridRules.toFfi(): HandOffRules = HandOffRules(
     spareMemory = spareMemory,
 )
 
-private fun DeviceHeat.toFfi(): ThermalLevel = ThermalLevel.valueOf(name.uppercase())
+internal fun DeviceHeat.toFfi(): ThermalLevel = ThermalLevel.valueOf(name.uppercase())
 
-private fun ThermalLevel.toPublic(): DeviceHeat = DeviceHeat.values()[ordinal]
+internal fun ThermalLevel.toPublic(): DeviceHeat = DeviceHeat.values()[ordinal]
 
 internal fun DeviceCondition.toFfi(): dev.pannier.ffi.DeviceCondition =
     dev.pannier.ffi.DeviceCondition(battery, charging, heat.toFfi(), memoryPressure, online)

@@ -1,5 +1,6 @@
 package dev.pannier
 
+import java.io.File
 import kotlin.time.Duration
 
 /** How much anonymous memory all models of a [Pannier] may take together. Pages of model files do not count: the system takes them back. */
@@ -40,6 +41,12 @@ public class MemoryBudget private constructor(
  * @property kv the KV cache: element types, and what may be forgotten.
  * @property precision which view of a file in nested precision answers if a request does not say. With [WeightPrecision.Low] the rest of the
  * file is never read, and there is no other view; loading another file so is [PannierException.Unsupported].
+ * @property draft the file of a smaller model of the same vocabulary that guesses tokens for this one, such as [ModelStore.find] gives; `null`:
+ * none. It is loaded with the model, within the same budget, and given up first when memory is scarce. A file that is not there is
+ * [PannierException.NotFound], another vocabulary [PannierException.InvalidArgument], and a budget that does not hold it whole
+ * [PannierException.OutOfBudget]; each when the model is loaded.
+ * @property speculation where guesses come from if a request does not say; `null`: from [draft] if there is one, else nowhere.
+ * [Speculation.Draft] without [draft] is [PannierException.InvalidArgument].
  */
 public data class ModelOptions @JvmOverloads constructor(
     public val context: Int? = null,
@@ -47,7 +54,27 @@ public data class ModelOptions @JvmOverloads constructor(
     public val prefillChunk: Int? = null,
     public val kv: KvOptions = KvOptions(),
     public val precision: WeightPrecision = WeightPrecision.Full,
+    public val draft: File? = null,
+    public val speculation: Speculation? = null,
 )
+
+/**
+ * Where guessed tokens come from. Several are checked in one pass, which is faster where they are right often enough; whether they are is
+ * measured, and guesses that do not pay are not made. The answer does not depend on it, not by a bit.
+ */
+public enum class Speculation {
+    /** Nowhere: one token per pass. */
+    Off,
+
+    /** From earlier text and from the draft model, whatever there is and pays at the moment. */
+    Auto,
+
+    /** From earlier text that ended in the same tokens. It takes next to no memory, and pays where an answer quotes, edits or repeats. */
+    Ngram,
+
+    /** From the draft model that the model was loaded with. */
+    Draft,
+}
 
 /** Which view of a file in nested precision answers (`pannier quantize --nested`). Other files have the full view only. */
 public enum class WeightPrecision {
@@ -91,6 +118,9 @@ public sealed interface Overflow {
  * @property deadline ends the answer with what there is.
  * @property precision which view of a model in nested precision answers; `null`: as the model was loaded. A view that is not there ends the
  * turn with [PannierException.Unsupported]. Views are never mixed: what a session has read with another one is read again.
+ * @property speculation where guessed tokens come from; `null`: as the model was loaded. [Speculation.Draft] ends the turn with
+ * [PannierException.InvalidArgument] if the model was loaded without a draft model.
+ * @property draftLength always guess so many tokens, from 0 to 8, whether it pays or not: for measurements; `null`: as many as pay.
  */
 public data class GenerationOptions @JvmOverloads constructor(
     public val maxTokens: Int? = null,
@@ -104,6 +134,8 @@ public data class GenerationOptions @JvmOverloads constructor(
     public val topLogprobs: Int? = null,
     public val deadline: Duration? = null,
     public val precision: WeightPrecision? = null,
+    public val speculation: Speculation? = null,
+    public val draftLength: Int? = null,
 ) {
     public companion object {
         /** Always the most likely token. */

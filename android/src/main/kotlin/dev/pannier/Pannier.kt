@@ -71,6 +71,14 @@ public class Pannier @JvmOverloads constructor(
     }
 
     /**
+     * The device is as hot as [heat] says, which holds until this is called again. From [DeviceHeat.Serious] on fewer threads compute, and
+     * nothing is read ahead of need; running generations tell it in [NoticeKind.HeatChanged]. On Android, `PannierAndroid` calls this.
+     */
+    public fun onHeat(heat: DeviceHeat) {
+        engine.onThermal(heat.toFfi())
+    }
+
+    /**
      * For the way to the background: writes the checkpoints of conversations, then unloads models until at most [keepBytes] are
      * used. Generations of models that have to go are cancelled.
      */

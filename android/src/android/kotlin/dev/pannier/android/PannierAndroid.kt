@@ -6,6 +6,7 @@ import android.content.Context
 import android.content.res.Configuration
 import android.os.Build
 import android.os.PowerManager
+import dev.pannier.DeviceHeat
 import dev.pannier.MemoryBudget
 import dev.pannier.MemoryPressure
 import dev.pannier.ModelStore
@@ -75,10 +76,16 @@ public class PannierAndroid @JvmOverloads constructor(
 
     private fun listenForHeat(): Any? {
         if (Build.VERSION.SDK_INT < 29) return null
-        val listener = PowerManager.OnThermalStatusChangedListener { heat.value = Heat.of(it) }
-        heat.value = Heat.of(power.currentThermalStatus)
+        val listener = PowerManager.OnThermalStatusChangedListener { feel(it) }
+        feel(power.currentThermalStatus)
         power.addThermalStatusListener(listener)
         return listener
+    }
+
+    private fun feel(status: Int) {
+        val felt = Heat.of(status)
+        heat.value = felt
+        pannier.onHeat(felt.toDevice())
     }
 
     private class Callbacks(private val pannier: Pannier) : ComponentCallbacks2 {
@@ -133,7 +140,7 @@ public data class SystemMemory(
     public val low: Boolean,
 )
 
-/** How hot the device is, in the words of `PowerManager`. From [Severe] on an app should generate less. */
+/** How hot the device is, in the words of `PowerManager`. From [Severe] on the engine computes with fewer threads, and an app should generate less. */
 public enum class Heat {
     /** Not at all. */
     None,
@@ -156,6 +163,13 @@ public enum class Heat {
     /** About to switch off. */
     Shutdown,
     ;
+
+    internal fun toDevice(): DeviceHeat = when (this) {
+        None -> DeviceHeat.Nominal
+        Light, Moderate -> DeviceHeat.Fair
+        Severe -> DeviceHeat.Serious
+        Critical, Emergency, Shutdown -> DeviceHeat.Critical
+    }
 
     internal companion object {
         fun of(status: Int): Heat = values().getOrElse(status) { None }
