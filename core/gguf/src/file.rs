@@ -154,7 +154,10 @@ impl Gguf {
     /// pages. Matrix products walk many rows at once, each on pages of its own, and misses of the TLB are what they wait for.
     /// What is in the page cache already stays as it is, and a system without such pages does nothing.
     pub fn expect_reuse(&self) {
-        self.shards.iter().filter(|shard| shard.path.is_some()).for_each(|shard| advise_huge(&shard.bytes));
+        self.shards
+            .iter()
+            .filter(|shard| shard.path.is_some())
+            .for_each(|shard| prefer_huge_pages(&shard.bytes));
     }
 
     /// Keys and values; of a split model, those of its first shard.
@@ -353,16 +356,19 @@ fn map(path: &Path) -> Result<Bytes> {
     Ok(Bytes::from_owner(mapping))
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn advise_huge(mapping: &[u8]) {
-    let start = mapping.as_ptr().cast_mut().cast();
-    // SAFETY: the range is the mapping that `map` made for this shard, from its first page to its last, and lives while it is
-    // borrowed. This advice changes neither contents nor access, only how large the pages are that the system looks for.
-    let _ = unsafe { rustix::mm::madvise(start, mapping.len(), rustix::mm::Advice::LinuxHugepage) };
+/// Asks for huge pages where whole ones fit into a mapping. Advice: a system that has none, or memory that does not begin with a page, is
+/// left as it is.
+pub fn prefer_huge_pages(mapping: &[u8]) {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        let start = mapping.as_ptr().cast_mut().cast();
+        // SAFETY: the range is borrowed, so it is mapped for the whole call. This advice changes neither contents nor access of any page,
+        // only how large the pages are that the system looks for, so it is harmless to whatever else lies on them.
+        let _ = unsafe { rustix::mm::madvise(start, mapping.len(), rustix::mm::Advice::LinuxHugepage) };
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = mapping;
 }
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn advise_huge(_mapping: &[u8]) {}
 
 #[cfg(test)]
 mod tests {

@@ -20,7 +20,7 @@ mod value;
 mod writer;
 
 pub use error::{Error, Result};
-pub use file::{Gguf, Shard};
+pub use file::{Gguf, Shard, prefer_huge_pages};
 pub use metadata::{Metadata, OneOrMany};
 pub use parse::TensorInfo;
 pub use types::GgmlType;

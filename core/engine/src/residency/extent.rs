@@ -13,7 +13,10 @@ pub(super) struct Slab(MmapMut);
 impl Slab {
     pub fn new(bytes: usize, category: Category) -> Result<Slab> {
         let failed = |_| Error::OutOfMemory { category, bytes: bytes as u64 };
-        MmapMut::map_anon(bytes.max(DIRECT_ALIGN)).map(Slab).map_err(failed)
+        let slab = MmapMut::map_anon(bytes.max(DIRECT_ALIGN)).map_err(failed)?;
+        // Kernels walk many rows at once, each on pages of its own.
+        pannier_gguf::prefer_huge_pages(&slab);
+        Ok(Slab(slab))
     }
 
     pub fn bytes(&self) -> &[u8] {
