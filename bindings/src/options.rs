@@ -66,6 +66,11 @@ pub enum KvPolicy {
         /// How many of those between.
         top: u32,
     },
+    /// Nothing, but each new token reads only so many others.
+    Pages {
+        /// How many, in whole pages of 32.
+        tokens: u32,
+    },
 }
 
 impl From<KvPolicy> for pannier::KvPolicy {
@@ -79,6 +84,7 @@ impl From<KvPolicy> for pannier::KvPolicy {
             KvPolicy::HeavyHitters { sinks, recent, top } => {
                 Self::HeavyHitters { sinks: sinks as usize, recent: recent as usize, top: top as usize }
             }
+            KvPolicy::Pages { tokens } => Self::Pages { tokens: tokens as usize },
         }
     }
 }

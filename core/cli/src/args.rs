@@ -109,7 +109,8 @@ pub struct RunArgs {
     pub kv_type: KvTypes,
 
     /// What the KV cache may forget so that it stays small: all (nothing), window:N, sinks:FIRST:LAST, heavy (4 first, 1024 last, the 512
-    /// most attended between them) or heavy:FIRST:LAST:TOP. Changes answers, and tells when it acts.
+    /// most attended between them) or heavy:FIRST:LAST:TOP; tells when it acts. Or pages:N (pages alone: 1536), which forgets nothing, but reads
+    /// only N tokens for each new one, chosen by summaries that take 1 byte for every 32 that halves take. Changes answers.
     #[arg(long, value_name = "POLICY", default_value_t = KvPolicy::KeepAll)]
     pub kv_policy: KvPolicy,
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pannier::session::{
     Canceller, Completion, GenerationEvent, GenerationOptions, GenerationStats, Model, Sink,
 };
-use pannier::{CancelFlag, DraftOptions, EvictWhen, KvOptions, KvPolicy, LoadOptions, Speculation};
+use pannier::{CancelFlag, DraftOptions, EvictWhen, KvOptions, KvPolicy, KvTypes, LoadOptions, Speculation};
 use pannier_tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -48,6 +48,12 @@ pub fn path(args: &RunArgs) -> Result<PathBuf> {
     input::model_path(&args.model.model)
 }
 
+/// The KV cache that `--kv-type` and `--kv-policy` mean.
+pub fn kv_options(types: KvTypes, policy: KvPolicy) -> KvOptions {
+    let evict = if policy.keeps().is_some() { EvictWhen::Above(EVICT_SLACK) } else { EvictWhen::Asked };
+    KvOptions { types, policy, evict, ..KvOptions::default() }
+}
+
 /// Loads the model that these arguments mean.
 pub fn load(args: &RunArgs) -> Result<Loaded> {
     load_with(args, None)
@@ -68,15 +74,7 @@ fn load_with(args: &RunArgs, draft: Option<PathBuf>) -> Result<Loaded> {
         threads: args.threads.map(usize::from),
         budget_bytes: args.budget_mb.map(|mb| mb << 20),
         context: args.ctx.map(|n| n as usize),
-        kv: KvOptions {
-            types: args.kv_type,
-            policy: args.kv_policy,
-            evict: match args.kv_policy {
-                KvPolicy::KeepAll => EvictWhen::Asked,
-                _ => EvictWhen::Above(EVICT_SLACK),
-            },
-            ..KvOptions::default()
-        },
+        kv: kv_options(args.kv_type, args.kv_policy),
         shortcuts: args.shortcuts.options(),
         weight_precision: args.precision,
         ..LoadOptions::default()
@@ -144,6 +142,7 @@ pub struct Stats {
     pub kv_type: String,
     pub kv_policy: String,
     pub evicted: usize,
+    pub kv_read_share: Option<f64>,
     pub precision: String,
 }
 
@@ -175,6 +174,7 @@ impl Stats {
             kv_type: stats.kv_types.to_string(),
             kv_policy: loaded.model.info().kv_policy.to_string(),
             evicted: stats.evicted,
+            kv_read_share: stats.page_reads.share(),
             precision: stats.view.to_string(),
         }
     }

@@ -31,6 +31,7 @@ const STATS: &[&str] = &[
     "kv_type",
     "kv_policy",
     "evicted",
+    "kv_read_share",
     "precision",
 ];
 
@@ -286,7 +287,8 @@ fn bench_has_all_figures() {
             "isa",
             "tokens_per_pass",
             "acceptance_rate",
-            "kv_type"
+            "kv_type",
+            "kv_policy"
         ]
     );
     assert_eq!(r["tokens_per_pass"], serde_json::Value::Null);
@@ -303,7 +305,7 @@ fn perplexity_scores_the_second_halves() {
     let file = dir.path().join("prose.txt");
     std::fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(20)).unwrap();
     let r = json(["perplexity", "-m", &smollm2(), "--file", file.to_str().unwrap(), "--ctx", "64"]);
-    assert_eq!(keys(&r), ["ppl", "ppl_low", "ppl_high", "tokens", "kv_type", "windows"]);
+    assert_eq!(keys(&r), ["ppl", "ppl_low", "ppl_high", "tokens", "kv_type", "kv_policy", "windows"]);
     let windows = json(["tokenize", "-m", &smollm2(), "--file", file.to_str().unwrap()])["ids"]
         .as_array()
         .unwrap()

@@ -1,10 +1,11 @@
 //! Facts hidden in a long text, asked for after a policy has forgotten most of it.
 //!
-//! `cargo run --release -p pannier --example needle -- MODEL.gguf [TOKENS …]` prints a table of how many facts are still found.
+//! `cargo run --release -p pannier --example needle -- MODEL.gguf [TOKENS …] [POLICY …]` prints a table of how many facts are still found.
 //!
 //! The text is generated: sentences without meaning, and at five depths a sentence with a code. Each question is appended to a
 //! fork of the text that was read; all but its last tokens are read, the policy forgets, and the answer is generated greedily. An answer
-//! counts if it contains the code. Policies of equal size are compared: 4 + 1024 + 512 heavy hitters against a window of 1540.
+//! counts if it contains the code. Policies of equal size are compared: 4 + 1024 + 512 heavy hitters against a window of 1540 and chosen pages of
+//! 1536. Policies that forget share a text that was read with all of it in sight; with chosen pages the text itself is read so.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a tool for developers may panic")]
 
 use pannier::kv::{KvOptions, KvPolicy};
@@ -75,10 +76,22 @@ fn hay(tokenizer: &Tokenizer, length: usize, seed: u64) -> Hay {
 
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
-    let path = args.next().expect("MODEL.gguf [TOKENS …]");
-    let mut lengths: Vec<usize> = args.map(|arg| arg.parse().unwrap()).collect();
+    let path = args.next().expect("MODEL.gguf [TOKENS …] [POLICY …]");
+    let (mut lengths, mut policies) = (Vec::<usize>::new(), Vec::<KvPolicy>::new());
+    for arg in args {
+        match arg.parse() {
+            Ok(length) => lengths.push(length),
+            Err(_) => policies.push(arg.parse().unwrap()),
+        }
+    }
     if lengths.is_empty() {
         lengths = vec![4096, 8192];
+    }
+    if policies.is_empty() {
+        let heavy = KvPolicy::HEAVY_HITTERS;
+        let recent = heavy.keeps().unwrap();
+        let sinks = KvPolicy::Sinks { sinks: 4, recent: recent - 4 };
+        policies = vec![KvPolicy::KeepAll, KvPolicy::Window { recent }, sinks, heavy, KvPolicy::PAGES];
     }
     let gguf = Arc::new(Gguf::open(&path)?);
     let tokenizer = Tokenizer::from_metadata(gguf.metadata())?;
@@ -89,52 +102,30 @@ fn main() -> Result<()> {
         &ModelOptions { context: Some(context), ..ModelOptions::default() },
         &accountant,
     )?);
-    let heavy = KvPolicy::HEAVY_HITTERS;
-    let window = KvPolicy::Window { recent: heavy.keeps().unwrap() };
-    let sinks = KvPolicy::Sinks { sinks: 4, recent: heavy.keeps().unwrap() - 4 };
-    let kv = KvOptions { policy: heavy, ..KvOptions::default() };
-    let options = RunnerOptions { kv, ..RunnerOptions::default() };
     let pool = Arc::new(Pool::new(default_threads(&SystemCpus)));
-    let mut runner = Runner::new(model, pool, &options, &accountant)?;
+    let runner = |policy| {
+        let kv = KvOptions { policy, ..KvOptions::default() };
+        let options = RunnerOptions { kv, ..RunnerOptions::default() };
+        Runner::new(Arc::clone(&model), Arc::<Pool>::clone(&pool), &options, &accountant)
+    };
 
-    let policies = [KvPolicy::KeepAll, window, sinks, heavy];
     let names: Vec<String> = policies.iter().map(ToString::to_string).collect();
     println!("| tokens | depth | {} |\n| --- | --- | {}", names.join(" | "), "--- | ".repeat(policies.len()));
+    let (forgetting, choosing): (Vec<usize>, Vec<usize>) =
+        (0..policies.len()).partition(|&index| policies[index].reads().is_none());
     for length in lengths {
         let mut found = vec![[0usize; DEPTHS.len()]; policies.len()];
         let seeds = 2;
         for seed in 0..seeds {
             let hay = hay(&tokenizer, length, seed);
-            let tail = hay.tokens.len() - 64;
-            let mut base = runner.new_seq()?;
-            runner.step(&mut base, &hay.tokens[..tail], Outputs::None, &CancelFlag::new())?;
-            for (depth, (place, code)) in hay.facts.iter().enumerate() {
-                let question = format!(
-                    "\nQuestion: What is the access code of {place}?\nAnswer: The access code of {place} is"
-                );
-                let mut asked = hay.tokens[tail..].to_vec();
-                asked.extend(
-                    tokenizer.encode(&question, EncodeOptions { add_special: false, parse_special: false }),
-                );
-                let (watched, last) = asked.split_at(asked.len() - 2);
-                let mut read = runner.fork(&base)?;
-                runner.step(&mut read, watched, Outputs::Last, &CancelFlag::new())?;
-                for (policy, found) in policies.iter().zip(&mut found) {
-                    let mut seq = runner.fork(&read)?;
-                    runner.evict_with(&mut seq, *policy)?;
-                    let mut next = last.to_vec();
-                    let mut answer = Vec::new();
-                    for _ in 0..12 {
-                        let logits = runner.step(&mut seq, &next, Outputs::Last, &CancelFlag::new())?;
-                        let best =
-                            (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
-                        answer.push(best as u32);
-                        next = vec![best as u32];
-                    }
-                    if tokenizer.decode(&answer, DecodeOptions::default()).contains(code.as_str()) {
-                        found[depth] += 1;
-                    }
-                }
+            // One reading for all that forget, one for each that chooses.
+            let readings = std::iter::once(&forgetting[..]).chain(choosing.chunks(1));
+            for indices in readings.filter(|indices| !indices.is_empty()) {
+                let first = policies[indices[0]];
+                let reads = if first.reads().is_some() { first } else { KvPolicy::HEAVY_HITTERS };
+                let mut runner = runner(reads)?;
+                let asked: Vec<(usize, KvPolicy)> = indices.iter().map(|&i| (i, policies[i])).collect();
+                ask(&mut runner, &tokenizer, &hay, &asked, &mut found)?;
             }
         }
         for (depth, at) in DEPTHS.iter().enumerate() {
@@ -145,6 +136,44 @@ fn main() -> Result<()> {
         let cells: Vec<String> =
             found.iter().map(|found| format!("{}/{all}", found.iter().sum::<usize>())).collect();
         println!("| {length} | all | {} |", cells.join(" | "));
+    }
+    Ok(())
+}
+
+/// Reads a text, asks for each of its facts under each of the policies, and counts for each what is found.
+fn ask(
+    runner: &mut Runner,
+    tokenizer: &Tokenizer,
+    hay: &Hay,
+    policies: &[(usize, KvPolicy)],
+    found: &mut [[usize; DEPTHS.len()]],
+) -> Result<()> {
+    let tail = hay.tokens.len() - 64;
+    let mut base = runner.new_seq()?;
+    runner.step(&mut base, &hay.tokens[..tail], Outputs::None, &CancelFlag::new())?;
+    for (depth, (place, code)) in hay.facts.iter().enumerate() {
+        let question =
+            format!("\nQuestion: What is the access code of {place}?\nAnswer: The access code of {place} is");
+        let mut asked = hay.tokens[tail..].to_vec();
+        asked.extend(tokenizer.encode(&question, EncodeOptions { add_special: false, parse_special: false }));
+        let (watched, last) = asked.split_at(asked.len() - 2);
+        let mut read = runner.fork(&base)?;
+        runner.step(&mut read, watched, Outputs::Last, &CancelFlag::new())?;
+        for &(index, policy) in policies {
+            let mut seq = runner.fork(&read)?;
+            runner.evict_with(&mut seq, policy)?;
+            let mut next = last.to_vec();
+            let mut answer = Vec::new();
+            for _ in 0..12 {
+                let logits = runner.step(&mut seq, &next, Outputs::Last, &CancelFlag::new())?;
+                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+                answer.push(best as u32);
+                next = vec![best as u32];
+            }
+            if tokenizer.decode(&answer, DecodeOptions::default()).contains(code.as_str()) {
+                found[index][depth] += 1;
+            }
+        }
     }
     Ok(())
 }

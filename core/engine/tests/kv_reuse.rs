@@ -229,8 +229,14 @@ fn a_35b_model_stays_below_2_gb_at_16k_tokens() {
             .map(|(cols, role)| pannier::model::Product { role, cols, quantised: true })
             .collect();
     let precision = PrecisionTable::DEFAULT;
-    let plan =
-        ScratchPlan { spec: &spec, products: &products, precision: &precision, chunk: CHUNK, threads: 4 };
+    let plan = ScratchPlan {
+        spec: &spec,
+        products: &products,
+        precision: &precision,
+        chunk: CHUNK,
+        threads: 4,
+        chooses: false,
+    };
     let accountant = Accountant::new(Some(2_000_000_000));
     let _scratch = accountant.reserve(pannier::memory::Category::Scratch, plan.bytes()).unwrap();
 

@@ -47,7 +47,7 @@ fn measure(
     let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim };
     // Only keys are rounded per channel.
     let v = if format == KvFormat::Q4Channel { KvFormat::Q4 } else { format };
-    let layout = KvLayout { shape, k: format, v };
+    let layout = KvLayout { shape, k: format, v, summaries: false };
     // Several layers, so that decode reads from memory as it would in a model.
     let pages_per_layer = tokens.div_ceil(PAGE_TOKENS);
     let layers = (64_000_000 / (2 * pages_per_layer * layout.page_len())).clamp(1, 64);
@@ -96,6 +96,7 @@ fn measure(
                     table: &table,
                     first_token: 0,
                     fresh: (layout.k == KvFormat::Q4Channel).then_some(fresh),
+                    most_pages: None,
                 },
                 scale: 1.0 / (dim as f32).sqrt(),
                 soft_cap: None,

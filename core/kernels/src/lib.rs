@@ -21,8 +21,8 @@ mod vecops;
 
 pub use act::{ActRows, Activations, Need};
 pub use attention::{
-    AttentionJob, AttentionScratch, AttentionShape, FreshKeys, KvFormat, KvLayout, KvPages, ObserveJob,
-    PAGE_TOKENS, hadamard_in_place,
+    AttentionJob, AttentionScratch, AttentionShape, FreshKeys, KvFormat, KvLayout, KvPages, LEAST_PAGES,
+    ObserveJob, PAGE_TOKENS, hadamard_in_place,
 };
 pub use fanout::{FanOut, Hooks, for_each_piece};
 pub use formats::{Format, format, formats, nested, nested_formats};

@@ -2,7 +2,7 @@
 /// ``Model``. ``MemoryPlan/kvBytes`` tells what a choice takes, before anything is loaded.
 ///
 /// What does not go together is ``PannierError/invalidArgument(_:)`` when the model is planned or loaded: counts that are not positive,
-/// and ``EvictWhen/above(slack:)`` with ``KVPolicy/keepAll``.
+/// and ``EvictWhen/above(slack:)`` with ``KVPolicy/keepAll`` or ``KVPolicy/pages(tokens:)``.
 public struct KVOptions: Sendable, Hashable {
     /// Element types of keys and values. All but ``KVType/f16`` save memory and change answers a little.
     public var type: KVType
@@ -34,7 +34,7 @@ public enum KVType: Sendable, Hashable, CaseIterable {
     case k8v4
     /// Both in 4 bits, those of the first and the last layer in 8: about a quarter of the memory.
     case q4
-    /// As ``q4``, but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with ``KVPolicy/keepAll``.
+    /// As ``q4``, but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with ``KVPolicy/keepAll`` and ``KVPolicy/pages(tokens:)``.
     case q4Channel
 }
 
@@ -48,6 +48,9 @@ public enum KVPolicy: Sendable, Hashable {
     case sinks(sinks: Int = 4, recent: Int = 1024)
     /// All but the first few, the last so many, and of those between the ones that got most attention, with what stands around them.
     case heavyHitters(sinks: Int = 4, recent: Int = 1024, top: Int = 512)
+    /// Nothing is forgotten, but each new token reads only so many others: the first and the newest, and of those between the pages of 32 that could
+    /// match best. At least 128.
+    case pages(tokens: Int = 1536)
 }
 
 /// When a ``KVPolicy`` acts by itself. Every time it does is a ``Notice/evicted(_:)``.

@@ -45,6 +45,7 @@ extension KVPolicy {
             .sinks(sinks: try count(sinks, "sinks"), recent: try count(recent, "recent"))
         case .heavyHitters(let sinks, let recent, let top):
             .heavyHitters(sinks: try count(sinks, "sinks"), recent: try count(recent, "recent"), top: try count(top, "top"))
+        case .pages(let tokens): .pages(tokens: try count(tokens, "tokens"))
         }
     }
 }

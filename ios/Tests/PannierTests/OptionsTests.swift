@@ -66,6 +66,7 @@ final class OptionsTests: XCTestCase {
     func testWhatDoesNotGoTogetherIsAnInvalidArgument() async throws {
         let wrong = [
             KVOptions(policy: .window(recent: 0)), KVOptions(policy: .sinks(sinks: -1)), KVOptions(policy: .heavyHitters(top: 0)),
+            KVOptions(policy: .pages(tokens: 96)), KVOptions(policy: .pages(), evict: .above()),
             KVOptions(policy: .window(), evict: .above(slack: -1)), KVOptions(evict: .above()), KVOptions(prefixBytes: -1),
         ]
         for kv in wrong {

@@ -27,7 +27,7 @@ Examples:
   pannier bench -m model.gguf -t 2 --prompt 128 --gen 32 --reps 5 --json
 
 JSON: prefill_tok_s, decode_tok_s, ttft_ms, load_ms, peak_anon_bytes, peak_rss_bytes, flash_bytes_per_token, expert_hit_rate,
-reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa, tokens_per_pass, acceptance_rate, kv_type. What is per token
+reads_per_token, waited_ms_per_token, major_faults_per_token, threads, isa, tokens_per_pass, acceptance_rate, kv_type, kv_policy. What is per token
 is of decoding. A figure that this system or model does not have is null.")]
 pub struct BenchArgs {
     #[command(flatten)]
@@ -67,6 +67,7 @@ struct Report {
     tokens_per_pass: Option<f64>,
     acceptance_rate: Option<f64>,
     kv_type: String,
+    kv_policy: String,
 }
 
 /// One repetition: times in seconds, and what decoding read.
@@ -136,6 +137,7 @@ pub fn run(args: &BenchArgs, out: &mut Output) -> Result<()> {
         tokens_per_pass: guessed.and_then(GenerationStats::tokens_per_pass),
         acceptance_rate: guessed.and_then(|stats| stats.speculation.acceptance_rate()),
         kv_type: loaded.model.info().kv_types.to_string(),
+        kv_policy: loaded.model.info().kv_policy.to_string(),
     };
     out.text(&page(&report, prompt, generate))?;
     out.object(&report)

@@ -21,9 +21,10 @@ Examples:
   pannier perplexity -m model.gguf --file prose.txt --ctx 1024 --json
   pannier perplexity -m model-q3.gguf --file prose.txt --against model-f16.gguf
   pannier perplexity -m model.gguf --kv-type q8 --ctx 4096 --file prose.txt --against model.gguf     # whose cache is f16
+  pannier perplexity -m model.gguf --kv-policy pages:1024 --ctx 4096 --file prose.txt                # policies that forget do nothing here
 
 Lower is better; numbers compare only for the same text, window and tokenizer. The interval holds the true value with 95%
-confidence, for text of this kind. JSON: ppl, ppl_low, ppl_high, tokens (how many were scored), windows, kv_type; with --against also
+confidence, for text of this kind. JSON: ppl, ppl_low, ppl_high, tokens (how many were scored), windows, kv_type, kv_policy; with --against also
 against {ppl, ppl_low, ppl_high, ratio, ratio_low, ratio_high, kl_mean, kl_low, kl_high, kl_median, kl_p99, same_top, same_top_low,
 same_top_high}: perplexity of the reference, ours divided by it, divergence in nats, and the share of equal first choices.")]
 pub struct PerplexityArgs {
@@ -53,6 +54,7 @@ struct Report {
     ppl_high: f64,
     tokens: u64,
     kv_type: String,
+    kv_policy: String,
     windows: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<Against>,
@@ -88,7 +90,7 @@ pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
     let Some(against) = &args.against else {
         let found = alone(&loaded, &ids, &options)?;
         out.line(&line(&found, window))?;
-        return out.object(&report(&found, run.kv_type, None));
+        return out.object(&report(&found, &run, None));
     };
     let reference = engine::load(&RunArgs {
         model: ModelArg { model: against.clone() },
@@ -134,7 +136,7 @@ pub fn run(args: &PerplexityArgs, out: &mut Output) -> Result<()> {
         same_top_low: same_top.low,
         same_top_high: same_top.high,
     };
-    out.object(&report(model, run.kv_type, Some(against)))
+    out.object(&report(model, &run, Some(against)))
 }
 
 fn alone(loaded: &Loaded, ids: &[u32], options: &TextOptions) -> Result<Perplexity> {
@@ -171,8 +173,17 @@ fn line(found: &Perplexity, window: usize) -> String {
     format!("perplexity {value:.4} over {tokens} tokens, windows of {window}; 95%: {low:.4} to {high:.4}")
 }
 
-fn report(found: &Perplexity, kv_type: KvTypes, against: Option<Against>) -> Report {
+fn report(found: &Perplexity, run: &RunArgs, against: Option<Against>) -> Report {
     let Perplexity { ppl, tokens, windows } = *found;
-    let kv_type = kv_type.to_string();
-    Report { ppl: ppl.value, ppl_low: ppl.low, ppl_high: ppl.high, tokens, kv_type, windows, against }
+    let (kv_type, kv_policy) = (run.kv_type.to_string(), run.kv_policy.to_string());
+    Report {
+        ppl: ppl.value,
+        ppl_low: ppl.low,
+        ppl_high: ppl.high,
+        tokens,
+        kv_type,
+        kv_policy,
+        windows,
+        against,
+    }
 }

@@ -6,11 +6,12 @@ use clap::Args;
 use pannier::model::{Blueprint, ModelOptions};
 use pannier::plan::{DEFAULT_CONTEXT, DeviceProfile, DraftShare, Plan, PlanWish};
 use pannier::pool::{Pool, SystemCpus, default_threads};
-use pannier::{KvOptions, KvTypes, WeightPrecision};
+use pannier::{KvOptions, KvPolicy, KvTypes, WeightPrecision};
 use pannier_gguf::Gguf;
 use serde::Serialize;
 
 use crate::args::ModelArg;
+use crate::engine;
 use crate::error::{CliError, Result};
 use crate::input;
 use crate::output::{self, Output};
@@ -91,6 +92,10 @@ pub struct PlanArgs {
     /// Element type of the KV cache: f16, q8, k8v4, q4, q4-channel.
     #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
     kv_type: KvTypes,
+
+    /// What the KV cache may forget, or leave unread, as for the commands that run a model: all, window:N, sinks:FIRST:LAST, heavy, pages:N.
+    #[arg(long, value_name = "POLICY", default_value_t = KvPolicy::KeepAll)]
+    kv_policy: KvPolicy,
 }
 
 #[derive(Serialize)]
@@ -100,6 +105,7 @@ struct Report {
     streamed_bytes_per_token: u64,
     kv_bytes: u64,
     kv_type: String,
+    kv_policy: String,
     scratch_bytes: u64,
     other_bytes: u64,
     peak_bytes: u64,
@@ -159,7 +165,8 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         share = plan.as_draft();
     }
     let chunk = args.chunk.map(|n| n as usize);
-    let kv = KvOptions { types: args.kv_type, ..KvOptions::default() };
+    let kv = engine::kv_options(args.kv_type, args.kv_policy);
+    kv.check()?;
     let wish = PlanWish { budget: Some(budget), chunk, threads, kv, draft: share };
     let plan = Plan::new(&model, &device, &wish)?;
     let report = Report {
@@ -168,6 +175,7 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         streamed_bytes_per_token: plan.streamed_bytes_per_token,
         kv_bytes: plan.kv_bytes,
         kv_type: plan.kv_types.to_string(),
+        kv_policy: kv.policy.to_string(),
         scratch_bytes: plan.scratch_bytes,
         other_bytes: plan.other_bytes,
         peak_bytes: plan.peak_bytes,

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use std::io::Cursor;
 
 const PLAIN: KvGeometry =
-    KvGeometry { kv_heads: 1, k_dim: 4, v_dim: 8, window: None, k: KvType::F16, v: KvType::Q8 };
+    KvGeometry { kv_heads: 1, k_dim: 4, v_dim: 8, window: None, k: KvType::F16, v: KvType::Q8, summaries: false };
 const LAYERS: [KvGeometry; 3] = [
     PLAIN,
     KvGeometry { window: Some(40), k: KvType::Q4, v: KvType::Q4, ..PLAIN },

@@ -27,7 +27,7 @@ impl KvCache {
     /// ones stay.
     ///
     /// # Errors
-    /// [`Error::OutOfBudget`] if shared pages cannot be copied, [`Error::Unsupported`] with keys per channel; the sequence is as it was then.
+    /// [`Error::OutOfBudget`] if shared pages cannot be copied, [`Error::Unsupported`] with keys per channel and with summaries of pages; the sequence is as it was then.
     pub fn evict(
         &mut self,
         seq: &mut Sequence,
@@ -44,6 +44,13 @@ impl KvCache {
         }
         if self.layers.iter().any(|layer| layer.evicts() && layer.fresh.is_some()) {
             return Err(cannot_forget("keys per channel", policy));
+        }
+        if self.layers.iter().any(|layer| layer.geometry.summaries) {
+            let what = format!(
+                "the KV policy {policy} for a cache with {}: keys with summaries stay where they are, and none is forgotten",
+                self.options.policy
+            );
+            return Err(Error::Unsupported { what });
         }
         let pages = kept.div_ceil(PAGE_TOKENS);
         // First all that can fail.

@@ -5,12 +5,27 @@ use super::*;
 use crate::memory::Category;
 use proptest::prelude::*;
 
-const GLOBAL: KvGeometry =
-    KvGeometry { kv_heads: 2, k_dim: 20, v_dim: 8, window: None, k: KvType::Q4Channel, v: KvType::Q4 };
+const GLOBAL: KvGeometry = KvGeometry {
+    kv_heads: 2,
+    k_dim: 20,
+    v_dim: 8,
+    window: None,
+    k: KvType::Q4Channel,
+    v: KvType::Q4,
+    summaries: false,
+};
 const LAYERS: [KvGeometry; 3] = [
     GLOBAL,
     KvGeometry { window: Some(40), v: KvType::F16, ..GLOBAL },
-    KvGeometry { kv_heads: 1, k_dim: 32, v_dim: 32, window: None, k: KvType::Q8, v: KvType::Q8 },
+    KvGeometry {
+        kv_heads: 1,
+        k_dim: 32,
+        v_dim: 32,
+        window: None,
+        k: KvType::Q8,
+        v: KvType::Q8,
+        summaries: false,
+    },
 ];
 const FINGERPRINT: Fingerprint = [7; 32];
 const LIMITS: Limits = Limits { context: 1 << 20, vocab: 1 << 20, state: 0 };

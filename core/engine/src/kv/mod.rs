@@ -24,6 +24,9 @@ mod prefix;
 mod saved;
 mod sequence;
 mod share;
+mod summaries;
+#[cfg(test)]
+mod summary_tests;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -34,12 +37,13 @@ pub use policy::{EvictWhen, KvPolicy};
 pub use prefix::Checkpoint;
 pub use saved::{Fingerprint, Limits, Saved};
 pub use sequence::Sequence;
+pub use summaries::PageReads;
 pub use types::{KvType, KvTypes};
 
 use crate::memory::Accountant;
 use crate::{Error, Result};
 use fresh::Fresh;
-use pannier_kernels::{AttentionShape, Kernels, KvFormat, KvLayout, KvPages, PAGE_TOKENS};
+use pannier_kernels::{AttentionShape, Kernels, KvFormat, KvLayout, KvPages, LEAST_PAGES, PAGE_TOKENS};
 use pool::PagePool;
 use prefix::PrefixCache;
 use sequence::{Returns, Table};
@@ -60,6 +64,8 @@ pub struct KvGeometry {
     pub k: KvType,
     /// Element type of values.
     pub v: KvType,
+    /// Whether each page has a summary of its keys.
+    pub summaries: bool,
 }
 
 impl KvGeometry {
@@ -67,11 +73,17 @@ impl KvGeometry {
     fn layout(&self) -> KvLayout {
         let KvGeometry { kv_heads, k_dim, v_dim, .. } = *self;
         let shape = AttentionShape { heads: kv_heads, kv_heads, k_dim, v_dim };
-        KvLayout { shape, k: self.k.format(), v: self.v.format() }
+        KvLayout { shape, k: self.k.format(), v: self.v.format(), summaries: self.summaries }
     }
 
-    /// Bytes of one token, scales included: `2 kv_heads (k_dim + v_dim)` for f16. Fresh keys, of which only the newest tokens have any, do not
-    /// count.
+    /// The layer as a policy needs it. Layers with a window read all of that, so they need no summaries.
+    #[must_use]
+    pub fn under(self, policy: KvPolicy) -> KvGeometry {
+        KvGeometry { summaries: policy.reads().is_some() && self.window.is_none(), ..self }
+    }
+
+    /// Bytes of one token, scales included: `2 kv_heads (k_dim + v_dim)` for f16. Summaries add `kv_heads k_dim / 8` (two halves per channel
+    /// of 32 tokens; `k_dim` rounded up to 16). Fresh keys, of which only the newest tokens have any, do not count.
     pub fn bytes_per_token(&self) -> u64 {
         self.layout().bytes_per_token() as u64
     }
@@ -136,7 +148,8 @@ impl KvOptions {
     /// Whether types, policy and time of eviction make sense together.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for a policy that would keep nothing of a kind it names, and for a bound where nothing may be forgotten.
+    /// [`Error::BadOption`] for a policy that would keep nothing of a kind it names or leave no choice of pages, and for a bound where nothing
+    /// may be forgotten.
     /// [`Error::Unsupported`]: rows of pages with scales per channel cannot be moved, so nothing of them can be forgotten.
     pub fn check(&self) -> Result<()> {
         if self.policy.keeps().is_some() && self.types.k == KvType::Q4Channel {
@@ -154,7 +167,13 @@ impl KvOptions {
             (KvPolicy::HeavyHitters { top: 0, .. }, _) => {
                 bad("top", "without heavy hitters this is the policy of sinks")
             }
-            (KvPolicy::KeepAll, EvictWhen::Above(_)) => {
+            (KvPolicy::Pages { .. }, _) if self.policy.reads().is_some_and(|pages| pages < LEAST_PAGES) => {
+                bad(
+                    "tokens",
+                    "the first page and the newest two are read in any case: at least 128 leave a choice",
+                )
+            }
+            (KvPolicy::KeepAll | KvPolicy::Pages { .. }, EvictWhen::Above(_)) => {
                 bad("evict", "a policy that keeps all positions cannot bound how many there are")
             }
             _ => Ok(()),
@@ -207,11 +226,15 @@ impl KvCache {
     /// An empty cache for a model whose layers keep `layers`. No page is allocated yet.
     ///
     /// # Errors
-    /// A geometry that is empty or overflows; a policy that the layers cannot follow.
+    /// A geometry that is empty or overflows; a policy that the layers cannot follow, and those of [`KvOptions::check`].
     pub fn new(layers: &[KvGeometry], options: KvOptions, accountant: &Accountant) -> Result<KvCache> {
+        if options.policy.reads().is_some() {
+            options.check()?;
+        }
         let mut pools: Vec<PagePool> = Vec::new();
         let mut placed = Vec::with_capacity(layers.len());
         for &geometry in layers {
+            let geometry = geometry.under(options.policy);
             let values = geometry.k_dim.checked_add(geometry.v_dim).filter(|&sum| sum > 0);
             values
                 .and_then(|values| values.checked_mul(geometry.kv_heads))
@@ -420,7 +443,11 @@ impl KvCache {
                 .ok_or_else(|| Error::internal(format!("position {position} was not prepared")))?;
             kernels.write_kv(&layout, page, position % PAGE_TOKENS, key, value);
         }
-        fresh::write(kernels, &layout, &mut self.pools, table, start, keys)
+        fresh::write(kernels, &layout, &mut self.pools, table, start, keys)?;
+        if layout.summaries {
+            self.summarise(seq, layer, start..start + keys.len() / k_len)?;
+        }
+        Ok(())
     }
 
     /// The slot of a layer that the end of the sequence is at: its length, less what was evicted.
@@ -456,6 +483,7 @@ impl KvCache {
             table: &table.pages,
             first_token: table.first * PAGE_TOKENS,
             fresh: table.fresh.as_ref().and_then(|fresh| Some(fresh.view(self.pools.get(fresh.pool)?))),
+            most_pages: self.options.policy.reads().filter(|_| geometry.summaries),
         })
     }
 

@@ -3,13 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use pannier_kernels::PAGE_TOKENS;
+
 /// A position is as warm as the warmest among it, so many before it and so many after it. What attention looks at is often the name of a
 /// thing; what is wanted of it stands behind (compare the pooling of SnapKV, arXiv:2404.14469).
 const BEHIND: usize = 6;
 /// See [`BEHIND`].
 const AHEAD: usize = 2;
 
-/// Which positions stay when memory is short. Nothing is forgotten unless the app asks for it or configured it
+/// Which positions stay when memory is short, or which are read. Nothing is forgotten unless the app asks for it or configured it
 /// ([`EvictWhen`]); what stays keeps its original position, and every eviction is told.
 ///
 /// Layers with a sliding window forget by themselves and take no part.
@@ -40,21 +42,38 @@ pub enum KvPolicy {
         /// How many of those between.
         top: usize,
     },
+    /// All of them stay, but a query reads only some pages of 32: the first, the newest two, and of the others those whose keys could match it
+    /// best, by the largest and smallest value of each channel (arXiv:2406.10774); chosen anew for each query and KV head. Prompts are read so,
+    /// too: what a query reads depends on its position and what is before it, and on nothing else.
+    Pages {
+        /// How many tokens' worth of pages, rounded up.
+        tokens: usize,
+    },
 }
 
 impl KvPolicy {
     /// The usual sizes: 4 sinks, the last 1024, the top 512.
     pub const HEAVY_HITTERS: KvPolicy = KvPolicy::HeavyHitters { sinks: 4, recent: 1024, top: 512 };
+    /// As many as those keep: 1536.
+    pub const PAGES: KvPolicy = KvPolicy::Pages { tokens: 1536 };
 
     /// How many positions stay; `None`: all.
     pub fn keeps(self) -> Option<usize> {
         match self {
-            KvPolicy::KeepAll => None,
+            KvPolicy::KeepAll | KvPolicy::Pages { .. } => None,
             KvPolicy::Window { recent } => Some(recent),
             KvPolicy::Sinks { sinks, recent } => Some(sinks.saturating_add(recent)),
             KvPolicy::HeavyHitters { sinks, recent, top } => {
                 Some(sinks.saturating_add(recent).saturating_add(top))
             }
+        }
+    }
+
+    /// The most pages that a query reads; `None`: all.
+    pub fn reads(self) -> Option<usize> {
+        match self {
+            KvPolicy::Pages { tokens } => Some(tokens.div_ceil(PAGE_TOKENS)),
+            _ => None,
         }
     }
 
@@ -68,7 +87,7 @@ impl KvPolicy {
         let slots = heat.len();
         out.clear();
         let (sinks, recent, top) = match self {
-            KvPolicy::KeepAll => (slots, 0, 0),
+            KvPolicy::KeepAll | KvPolicy::Pages { .. } => (slots, 0, 0),
             KvPolicy::Window { recent } => (0, recent, 0),
             KvPolicy::Sinks { sinks, recent } => (sinks, recent, 0),
             KvPolicy::HeavyHitters { sinks, recent, top } => (sinks, recent, top),
@@ -109,6 +128,7 @@ impl fmt::Display for KvPolicy {
             KvPolicy::Window { recent } => write!(f, "window:{recent}"),
             KvPolicy::Sinks { sinks, recent } => write!(f, "sinks:{sinks}:{recent}"),
             KvPolicy::HeavyHitters { sinks, recent, top } => write!(f, "heavy:{sinks}:{recent}:{top}"),
+            KvPolicy::Pages { tokens } => write!(f, "pages:{tokens}"),
         }
     }
 }
@@ -126,8 +146,10 @@ impl FromStr for KvPolicy {
             ("sinks", Some(&[sinks, recent])) => Ok(KvPolicy::Sinks { sinks, recent }),
             ("heavy", Some([])) => Ok(KvPolicy::HEAVY_HITTERS),
             ("heavy", Some(&[sinks, recent, top])) => Ok(KvPolicy::HeavyHitters { sinks, recent, top }),
+            ("pages", Some([])) => Ok(KvPolicy::PAGES),
+            ("pages", Some(&[tokens])) => Ok(KvPolicy::Pages { tokens }),
             _ => Err(format!(
-                "no KV policy {text:?}; there are all, window:N, sinks:FIRST:LAST, heavy and heavy:FIRST:LAST:TOP"
+                "no KV policy {text:?}; there are all, window:N, sinks:FIRST:LAST, heavy, heavy:FIRST:LAST:TOP, pages and pages:N"
             )),
         }
     }
@@ -178,11 +200,13 @@ mod tests {
             KvPolicy::Window { recent: 7 },
             KvPolicy::Sinks { sinks: 4, recent: 9 },
             KvPolicy::HEAVY_HITTERS,
+            KvPolicy::Pages { tokens: 640 },
         ] {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }
         assert_eq!("heavy".parse(), Ok(KvPolicy::HEAVY_HITTERS));
-        for wrong in ["", "window", "window:0", "window:x", "heavy:1", "all:1"] {
+        assert_eq!("pages".parse(), Ok(KvPolicy::PAGES));
+        for wrong in ["", "window", "pages:0", "pages:1:2", "window:0", "window:x", "heavy:1", "all:1"] {
             assert!(wrong.parse::<KvPolicy>().is_err(), "{wrong}");
         }
     }

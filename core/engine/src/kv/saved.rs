@@ -4,7 +4,7 @@
 //! magic 8, version u32, fingerprint 32          of the model and of all settings that its keys and values depend on
 //! tokens: count u32, then u32 each
 //! layers: count u32, then for each              first u32, gap u32, floor u32 (see `Table`), words of a page u32, pages u32,
-//!                                               and the words of each page, u16; words of the fresh page that the end is in u32 (0 if
+//!                                               and the words of each page, u16, its summary among them if it has one; words of the fresh page that the end is in u32 (0 if
 //!                                               there is none, see `fresh.rs`), and these words, u16
 //! state:  count u32, then f32 each              of recurrent layers
 //! SHA-256 of all before it
@@ -109,6 +109,9 @@ pub(super) fn write(
             if info.fresh.is_some() && (index + 1) * PAGE_TOKENS > slots {
                 // Nor are keys that were rounded when the page was full once.
                 layout.clear_keys(&mut page);
+            }
+            if layout.summaries && (index + 1) * PAGE_TOKENS > slots {
+                layout.clear_summary(&mut page);
             }
             out.words(&page, &mut bytes)?;
         }
@@ -268,7 +271,7 @@ fn read_layer<R: Read>(
     }
     // Nothing behind the window is missing, and nothing was evicted that was not there.
     let needed = geometry.window.map_or(0, |window| super::needed_from(n, window)) / PAGE_TOKENS;
-    let evicts = geometry.window.is_none() && table.fresh.is_none();
+    let evicts = geometry.window.is_none() && table.fresh.is_none() && !geometry.summaries;
     let fits = gap <= floor && floor <= n && (gap == 0 || evicts);
     if !fits || first > needed || (n - gap).div_ceil(PAGE_TOKENS) != first.saturating_add(pages) {
         return Err(bad("its pages are not those of its tokens"));

@@ -2,12 +2,33 @@ use super::*;
 use crate::memory::Category;
 use proptest::prelude::*;
 
-const GLOBAL: KvGeometry =
-    KvGeometry { kv_heads: 2, k_dim: 4, v_dim: 8, window: None, k: KvType::F16, v: KvType::Q8 };
-const LOCAL: KvGeometry =
-    KvGeometry { kv_heads: 2, k_dim: 4, v_dim: 8, window: Some(40), k: KvType::F16, v: KvType::F16 };
-const WIDE: KvGeometry =
-    KvGeometry { kv_heads: 1, k_dim: 48, v_dim: 64, window: None, k: KvType::Q4Rotated, v: KvType::Q4 };
+const GLOBAL: KvGeometry = KvGeometry {
+    kv_heads: 2,
+    k_dim: 4,
+    v_dim: 8,
+    window: None,
+    k: KvType::F16,
+    v: KvType::Q8,
+    summaries: false,
+};
+const LOCAL: KvGeometry = KvGeometry {
+    kv_heads: 2,
+    k_dim: 4,
+    v_dim: 8,
+    window: Some(40),
+    k: KvType::F16,
+    v: KvType::F16,
+    summaries: false,
+};
+const WIDE: KvGeometry = KvGeometry {
+    kv_heads: 1,
+    k_dim: 48,
+    v_dim: 64,
+    window: None,
+    k: KvType::Q4Rotated,
+    v: KvType::Q4,
+    summaries: false,
+};
 const LAYERS: [KvGeometry; 3] = [GLOBAL, LOCAL, WIDE];
 const FINGERPRINT: Fingerprint = [7; 32];
 const LIMITS: Limits = Limits { context: 1 << 20, vocab: 1 << 20, state: 0 };
@@ -381,8 +402,15 @@ fn a_sequence_that_does_not_fit_the_budget_is_left_as_it_was() {
 /// What is measured is the formula of each type, and the formulas are in the proportions that they promise.
 #[test]
 fn memory_follows_the_formula() {
-    let plain =
-        KvGeometry { kv_heads: 8, k_dim: 128, v_dim: 128, window: None, k: KvType::F16, v: KvType::F16 };
+    let plain = KvGeometry {
+        kv_heads: 8,
+        k_dim: 128,
+        v_dim: 128,
+        window: None,
+        k: KvType::F16,
+        v: KvType::F16,
+        summaries: false,
+    };
     let measure = |k, v| {
         let accountant = Accountant::new(None);
         let layers = [KvGeometry { k, v, ..plain }; 4];

@@ -1,6 +1,6 @@
 //! The seam between models and sessions.
 
-use crate::kv::Evicted;
+use crate::kv::{Evicted, PageReads};
 use crate::memory::{MemoryPressure, ThermalLevel};
 use crate::residency::View;
 use crate::{CancelFlag, Error, Result};
@@ -113,6 +113,11 @@ pub trait Forward: Send {
     /// Bytes of weights read from storage since loading; `None` if they are not streamed.
     fn flash_bytes(&self) -> Option<u64> {
         None
+    }
+
+    /// What queries of successful steps have read of the KV cache so far, where they may leave pages out; zero if they read all of it.
+    fn page_reads(&self) -> PageReads {
+        PageReads::default()
     }
 
     /// Makes what `seq` has read, which is `tokens`, available to sequences that begin alike. Costs no memory that others need.

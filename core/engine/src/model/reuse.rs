@@ -145,6 +145,10 @@ impl Runner {
             self.precision,
             self.kv.options().types
         ));
+        // Policies that forget leave the keys and values that stay as they are; what a query reads is in those of the next layer.
+        if self.kv.options().policy.reads().is_some() {
+            sum.update(self.kv.options().policy.to_string());
+        }
         if view == View::Low {
             sum.update("low");
         }

@@ -9,7 +9,7 @@ use super::routing::RouteObserver;
 use super::scratch::{Scratch, ScratchPlan};
 use super::shortcuts::ExpertShortcuts;
 use super::state::{ModelSequence, RecurrentState};
-use crate::kv::{Evicted, KvCache, KvOptions, KvPolicy, WATCH_LAST};
+use crate::kv::{Evicted, KvCache, KvOptions, PageReads, WATCH_LAST};
 use crate::memory::{Accountant, MemoryPressure, ThermalLevel};
 use crate::residency::View;
 use crate::{CancelFlag, Error, Result};
@@ -60,6 +60,7 @@ pub struct Runner {
     observer: Option<Arc<dyn RouteObserver>>,
     shortcuts: ExpertShortcuts,
     dropped: AtomicU64,
+    reads: PageReads,
     activations: Option<Arc<dyn ActivationObserver>>,
     pub(super) accountant: Accountant,
     pub(super) kv: KvCache,
@@ -103,6 +104,7 @@ impl Runner {
             precision: &precision,
             chunk,
             threads: par.threads(),
+            chooses: options.kv.policy.reads().is_some(),
         };
         let scratch = Scratch::new(&plan, accountant)?;
         let kv = KvCache::new(&spec.kv(options.kv.types), options.kv, accountant)?;
@@ -114,6 +116,7 @@ impl Runner {
             observer: options.observer.clone(),
             shortcuts: options.shortcuts,
             dropped: AtomicU64::new(0),
+            reads: PageReads::default(),
             activations: None,
             accountant: accountant.clone(),
             kv,
@@ -296,6 +299,7 @@ impl Forward for Runner {
         match result {
             Ok(()) => {
                 self.kv.commit(&mut seq.kv, n);
+                self.reads = self.reads.plus(self.kv.page_reads(len..len + n));
                 if let Some(state) = &mut seq.recurrent {
                     state.commit(n);
                 }
@@ -386,8 +390,8 @@ impl Forward for Runner {
     fn undo(&self) -> usize {
         let recurrent = if self.model.spec().recurrent.is_empty() { usize::MAX } else { super::state::UNDO };
         // With shortcuts, answers depend on which experts are in memory, and so on what was guessed: no guesses then.
-        // The same holds for what a policy evicts: it looks at whole steps.
-        let keeps_all = matches!(self.kv.options().policy, KvPolicy::KeepAll);
+        // The same holds for what a policy evicts: it looks at whole steps. Which pages a query reads follows from its position.
+        let keeps_all = self.kv.options().policy.keeps().is_none();
         let exact = keeps_all && self.shortcuts == ExpertShortcuts::default();
         let exact = if exact { usize::MAX } else { 0 };
         // Pages of windowed layers that a step gave back do not come again.
@@ -397,6 +401,10 @@ impl Forward for Runner {
     fn flash_bytes(&self) -> Option<u64> {
         let weights = self.model.weights();
         weights.plan().filter(|plan| !plan.mapped).map(|_| weights.flash().bytes)
+    }
+
+    fn page_reads(&self) -> PageReads {
+        self.reads
     }
 
     fn cool(&mut self, level: ThermalLevel) -> Option<usize> {

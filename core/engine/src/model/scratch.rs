@@ -22,6 +22,8 @@ pub struct ScratchPlan<'a> {
     pub chunk: usize,
     /// Threads.
     pub threads: usize,
+    /// Whether queries choose the pages that they read.
+    pub chooses: bool,
 }
 
 /// Rows of logits that stay once they were asked for: those of a step that checks a few guessed tokens.
@@ -159,11 +161,17 @@ impl ScratchPlan<'_> {
             .map(|rope| RopeTable::bytes(rope.style, rope.n_rot, self.chunk) as u64)
             .sum();
         let attention = AttentionScratch::bytes(&self.largest(), self.threads, self.spec.context) as u64;
+        let choosing = if self.chooses {
+            AttentionScratch::choosing_bytes(&self.largest(), self.threads, self.spec.context) as u64
+        } else {
+            0
+        };
         rows.saturating_mul(4 * values + 4)
             .saturating_add(activations)
             .saturating_add(ropes)
             .saturating_add(self.moe_bytes())
             .saturating_add(attention)
+            .saturating_add(choosing)
             .saturating_add(4 * self.spec.vocab as u64)
     }
 }
@@ -221,6 +229,10 @@ impl Scratch {
     /// [`Error::OutOfBudget`].
     pub fn new(plan: &ScratchPlan<'_>, accountant: &Accountant) -> Result<Scratch> {
         let held = accountant.reserve(Category::Scratch, plan.bytes())?;
+        let mut attention = AttentionScratch::new(&plan.largest(), plan.threads, plan.spec.context);
+        if plan.chooses {
+            attention = attention.choosing(&plan.largest(), plan.threads, plan.spec.context);
+        }
         Ok(Scratch {
             x: Vec::new(),
             h: Vec::new(),
@@ -238,7 +250,7 @@ impl Scratch {
             beta: Vec::new(),
             moe: plan.spec.moe.map(|_| MoeScratch::default()),
             act: Activations::default(),
-            attention: AttentionScratch::new(&plan.largest(), plan.threads, plan.spec.context),
+            attention,
             logits: Vec::new(),
             rows: 0,
             widths: plan.widths(),

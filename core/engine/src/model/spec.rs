@@ -151,7 +151,7 @@ impl AttentionSpec {
     pub fn kv(&self) -> KvGeometry {
         let AttentionShape { kv_heads, k_dim, v_dim, .. } = self.shape;
         let (k, v) = (KvType::F16, KvType::F16);
-        KvGeometry { kv_heads, k_dim, v_dim, window: self.window, k, v }
+        KvGeometry { kv_heads, k_dim, v_dim, window: self.window, k, v, summaries: false }
     }
 
     /// Width of all queries of a token.

@@ -171,8 +171,10 @@ impl Plan {
         let budget = wish.budget.unwrap_or(device.free);
         let threads = wish.threads.max(1);
         let precision = PrecisionTable::DEFAULT;
+        let chooses = wish.kv.policy.reads().is_some();
         let scratch = |chunk| {
-            ScratchPlan { spec, products: model.products(), precision: &precision, chunk, threads }.bytes()
+            let products = model.products();
+            ScratchPlan { spec, products, precision: &precision, chunk, threads, chooses }.bytes()
         };
         let chunk = match wish.chunk {
             Some(chunk) => chunk.clamp(1, spec.context.max(1)),
@@ -189,7 +191,7 @@ impl Plan {
         let vector_bytes: u64 = layout.vectors().iter().map(|vector| 4 * vector.len as u64).sum();
         let weight_bytes: u64 = layout.units().iter().map(|unit| unit.bytes()).sum();
         let (scratch_bytes, other_bytes) = (scratch(chunk), other_bytes(model.gguf()));
-        let kv_types = wish.kv.types;
+        let (kv_types, policy) = (wish.kv.types, wish.kv.policy);
         let fresh_bytes = fresh_bytes(model, spec.context, chunk, &wish.kv);
         let kv_bytes = kv_bytes(model, spec.context, chunk, &wish.kv).saturating_add(fresh_bytes);
         let draft = wish.draft;
@@ -250,7 +252,7 @@ impl Plan {
                 * PAGE_TOKENS
         });
         plan.sizes(around - margin(budget) - draft.weight_bytes);
-        plan.speed(model, device, &precision);
+        plan.speed(model, device, &precision, policy);
         plan.guessing = plan.speculation(device, GUESSES_RIGHT, draft.weight_bytes);
         advice::notes(&mut plan, model, device, least.saturating_add(around));
         Ok(plan)
@@ -376,7 +378,7 @@ fn kv_bytes(model: &Blueprint, tokens: usize, chunk: usize, options: &KvOptions)
     };
     let mut pools: Vec<(u64, u64)> = Vec::new();
     for layer in model.spec().kv(options.types) {
-        let page = PAGE_TOKENS as u64 * layer.bytes_per_token();
+        let page = PAGE_TOKENS as u64 * layer.under(options.policy).bytes_per_token();
         let tokens = if layer.window.is_none() { tokens.min(bound) } else { tokens };
         let pages = tokens.div_ceil(PAGE_TOKENS) as u64;
         add_pages(&mut pools, page, pages);

@@ -3,6 +3,7 @@
 //! ```text
 //! compute   = sum over matrices that a token touches of bytes / rate(block format, precision) + regions * what a region costs
 //! attention = sum over layers of max(bytes of K and V / rate of f16, operations / f16 operations per second)
+//!             of the tokens that are read; where a query chooses pages, also that of their summaries, of all tokens
 //! flash     = bytes streamed by every pass / flash bandwidth                              behind computing
 //! stalls    = bytes of missed experts / flash bandwidth - computing with those there      known only when the router has run
 //!
@@ -15,10 +16,11 @@
 
 use super::speculation::PassTimes;
 use super::{Bound, DeviceProfile, FormatRate, Plan};
+use crate::kv::KvPolicy;
 use crate::model::{Blueprint, PrecisionTable, Role};
 use crate::residency::{UnitKind, UnitTensor, View};
 use pannier_gguf::GgmlType;
-use pannier_kernels::Precision;
+use pannier_kernels::{PAGE_TOKENS, Precision};
 use std::collections::BTreeMap;
 
 /// What decoding a token takes, in seconds.
@@ -130,22 +132,35 @@ fn sums(model: &Blueprint, rates: &Rates<'_>, precision: &PrecisionTable) -> Sum
     sums
 }
 
-fn attention(model: &Blueprint, rates: &Rates<'_>) -> Vec<(f64, usize)> {
+fn attention(model: &Blueprint, rates: &Rates<'_>, policy: KvPolicy) -> Vec<(f64, usize)> {
     let rate = rates.of(F16, Precision::Q8);
+    let chosen = policy.reads().map(|pages| pages.saturating_mul(PAGE_TOKENS));
     let mut by_window = BTreeMap::<usize, f64>::new();
     for layer in &model.spec().attention {
         let shape = layer.shape;
         let width = (shape.k_dim + shape.v_dim) as f64;
         let read = 2.0 * shape.kv_heads as f64 * width / rate.decode_bps;
         let operations = 2.0 * shape.heads as f64 * width / (rate.gflops * 1e9);
-        *by_window.entry(layer.window.unwrap_or(usize::MAX)).or_default() += read.max(operations);
+        let most = layer.window.or(chosen).unwrap_or(usize::MAX);
+        *by_window.entry(most).or_default() += read.max(operations);
+        if layer.window.is_none() && chosen.is_some() {
+            // Two halves per channel and page; one query stands for the heads that share it.
+            let summaries = 4.0 * (shape.kv_heads * shape.k_dim) as f64 / PAGE_TOKENS as f64;
+            *by_window.entry(usize::MAX).or_default() += summaries / rate.decode_bps;
+        }
     }
     by_window.into_iter().map(|(window, seconds)| (seconds, window)).collect()
 }
 
 impl Plan {
     /// Fills in the speeds.
-    pub(super) fn speed(&mut self, model: &Blueprint, device: &DeviceProfile, precision: &PrecisionTable) {
+    pub(super) fn speed(
+        &mut self,
+        model: &Blueprint,
+        device: &DeviceProfile,
+        precision: &PrecisionTable,
+        policy: KvPolicy,
+    ) {
         let residency = &self.residency;
         let rates = Rates(device);
         let sums = sums(model, &rates, precision);
@@ -159,7 +174,7 @@ impl Plan {
         let regions = REGIONS * model.spec().layers as f64;
         let time = TokenTime {
             compute: sums.dense + sums.experts + regions * device.region_s,
-            attention: attention(model, &rates),
+            attention: attention(model, &rates, policy),
             flash: residency.streamed_bytes as f64 / device.flash_bps,
             // Misses of a layer are known when its router has run: only the experts of the layer that are there hide them.
             stalls: (missed / device.flash_bps - sums.experts * hits.unwrap_or(1.0)).max(0.0),

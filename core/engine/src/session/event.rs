@@ -1,6 +1,6 @@
 //! What a generation tells while it runs, and what it leaves behind.
 
-use crate::kv::KvTypes;
+use crate::kv::{KvTypes, PageReads};
 use crate::memory::{MemoryPressure, ThermalLevel};
 use std::time::Duration;
 
@@ -183,6 +183,8 @@ pub struct GenerationStats {
     pub view: View,
     /// Positions that the policy of the cache has forgotten meanwhile.
     pub evicted: usize,
+    /// Pages of the KV cache that were read after the first token, where the policy leaves some out.
+    pub page_reads: PageReads,
     /// Tokens drawn, the end-of-generation token included.
     pub generated_tokens: usize,
     /// From the call to the first token; waiting for other sessions is included.

@@ -23,7 +23,7 @@ use super::{
     Completion, FinishReason, GenerationEvent, GenerationOptions, GenerationStats, Model, Notice,
     SessionError, ViewReason, precision, reuse,
 };
-use crate::kv::Evicted;
+use crate::kv::{Evicted, PageReads};
 use crate::memory::{Category, MemoryPressure, Reservation};
 use crate::model::Forward;
 use crate::residency::View;
@@ -272,16 +272,18 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
             stats: &mut self.stats.speculation,
             context: model.context,
         };
-        let (drawn, time, eased, cooled, evicted, read) = model.forward.with(
+        let (drawn, time, eased, cooled, evicted, read, pages) = model.forward.with(
             || control.reason().is_some(),
             |forward| {
                 let (begun, before) = (clock.now(), forward.flash_bytes());
+                let pages = forward.page_reads();
                 let eased = pressure.and_then(|level| Some((level, forward.relieve(level)?)));
                 let cooled = heat.and_then(|level| Some((level, forward.cool(level)?)));
                 let evicted = match forward.make_room(&mut decode.cache.seq, tokens.len(), pressure) {
                     Ok(evicted) => evicted,
                     Err(error) => {
-                        return (Err(error), clock.now().saturating_sub(begun), eased, cooled, None, None);
+                        let time = clock.now().saturating_sub(begun);
+                        return (Err(error), time, eased, cooled, None, None, PageReads::default());
                     }
                 };
                 let drawn = match tokens {
@@ -292,7 +294,8 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
                 };
                 let read =
                     forward.flash_bytes().zip(before).map(|(after, before)| after.saturating_sub(before));
-                (drawn, clock.now().saturating_sub(begun), eased, cooled, evicted, read)
+                let pages = forward.page_reads().since(pages);
+                (drawn, clock.now().saturating_sub(begun), eased, cooled, evicted, read, pages)
             },
         )?;
         if let Some(bytes) = released {
@@ -312,6 +315,7 @@ impl<'a, 'd, 's, F: Forward> Generation<'a, 'd, 's, F> {
         if decoding {
             self.stats.decode_time += time;
             self.stats.decode_passes += 1;
+            self.stats.page_reads = self.stats.page_reads.plus(pages);
             if let Some(read) = read {
                 *self.stats.decode_flash_bytes.get_or_insert(0) += read;
             }

@@ -60,6 +60,34 @@ fn keys_per_channel_stay_within_what_the_plan_promises() {
     assert!(matches!(refused, Err(Error::Unsupported { .. })));
 }
 
+/// Summaries are promised, and a long context costs what is read of it.
+#[test]
+fn chosen_pages_take_the_memory_of_their_summaries_and_the_time_of_what_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = tiny::blueprint(&tiny::model(folder.path()));
+    let plan = |policy| {
+        let kv = KvOptions { policy, ..KvOptions::default() };
+        let wish =
+            PlanWish { budget: Some(64 << 20), chunk: Some(32), threads: 1, kv, ..PlanWish::default() };
+        (kv, Plan::new(&model, &DeviceProfile::unknown(), &wish).unwrap())
+    };
+    let (_, all) = plan(KvPolicy::KeepAll);
+    let (kv, chosen) = plan(KvPolicy::Pages { tokens: 128 });
+    let accountant = Accountant::new(Some(chosen.kv_bytes));
+    let mut cache = KvCache::new(&model.spec().kv(kv.types), kv, &accountant).unwrap();
+    let mut seq = cache.new_sequence();
+    cache.prepare(&mut seq, model.spec().context).unwrap();
+    assert_eq!(accountant.peak(), chosen.kv_bytes);
+    assert!(chosen.kv_bytes >= all.kv_bytes && chosen.scratch_bytes > all.scratch_bytes);
+    // A summary is a 32nd of a page of keys and values of one length.
+    let (near, far) = (chosen.time.attending(128), chosen.time.attending(128 * 100));
+    let step = all.time.attending(1);
+    let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b;
+    assert!(close(near, 128.0 * step * (1.0 + 1.0 / 32.0)), "{near} {step}");
+    assert!(close(far, 128.0 * step * (1.0 + 100.0 / 32.0)), "{far} {step}");
+    assert!(chosen.decode_tok_s_at(4096) > all.decode_tok_s_at(4096));
+}
+
 #[test]
 fn a_larger_budget_never_reads_more() {
     let folder = tempfile::tempdir().unwrap();

@@ -28,10 +28,8 @@ use half::f16;
 use super::format::{KvFormat, KvLayout, Q4_GROUP};
 use super::quantise::{MOST, round, within};
 use super::rows::{GROUP_WORDS, Rows, prefetch_row, prefetch_scales};
-use super::{AttentionJob, AttentionShape, PAGE_TOKENS};
-use crate::isa::Kernels;
+use super::{AttentionShape, PAGE_TOKENS};
 use crate::math::{LANES, Lanes};
-use crate::parallel::Parallel;
 
 /// Bytes per token of the offsets and scales of a group of 32 channels: 32 times three bytes over 32 tokens.
 pub(super) const GROUP_BYTES: usize = 3;
@@ -68,7 +66,7 @@ impl<'a> FreshKeys<'a> {
         &self.chunks[page / self.chunk_pages][page % self.chunk_pages * self.page_len..][..self.page_len]
     }
 
-    fn holds(&self, i: usize) -> bool {
+    pub(super) fn holds(&self, i: usize) -> bool {
         i >= self.first && i - self.first < self.table.len()
     }
 }
@@ -104,11 +102,23 @@ impl KvLayout {
 }
 
 /// A value of each channel of a group.
-type Channels = [f32; Q4_GROUP];
+pub(super) type Channels = [f32; Q4_GROUP];
 
 /// The scale of a byte.
 fn scale_of(code: u8) -> f32 {
     f16::from_bits(u16::from(code) << SCALE_SHIFT).to_f32()
+}
+
+/// Scales and offsets of a group, out of all that a head has behind its rows.
+pub(super) fn channel_scales(stored: &[u16], dim: usize, group: usize) -> (Channels, Channels) {
+    let (offsets, scales) = stored.split_at(dim.div_ceil(Q4_GROUP) * Q4_GROUP);
+    let (mut d, mut m) = ([0.0; Q4_GROUP], [0.0; Q4_GROUP]);
+    for c in 0..Q4_GROUP {
+        let at = group * Q4_GROUP + c;
+        d[c] = scale_of(scales[at / 2].to_le_bytes()[at % 2]);
+        m[c] = f16::from_bits(offsets[at]).to_f32();
+    }
+    (d, m)
 }
 
 /// The byte of the smallest scale that is not below `scale`, which is that of two halves and so far from the largest.
@@ -283,34 +293,5 @@ impl Rows for ChannelRows<'_> {
         assert!(token < PAGE_TOKENS && chunk < self.whole_chunks());
         // SAFETY: checked above.
         unsafe { self.load(s, token, chunk) }
-    }
-}
-
-impl Kernels {
-    /// Attention page by page: the queries of one page have the same page of their own.
-    pub(super) fn attention_by_page(&self, par: &dyn Parallel, a: &mut AttentionJob<'_>) {
-        let fresh = a.kv.fresh.as_ref();
-        let mut first = 0;
-        while first < a.n {
-            let position = a.first_pos + first;
-            assert!(
-                fresh.is_some_and(|fresh| fresh.holds(position / PAGE_TOKENS)),
-                "fresh keys of the page of position {position}"
-            );
-            let n = (PAGE_TOKENS - position % PAGE_TOKENS).min(a.n - first);
-            let (q, v) = (a.heads * a.k_dim, a.heads * a.v_dim);
-            self.attention_of_group(
-                par,
-                &mut AttentionJob {
-                    q: &a.q[first * q..(first + n) * q],
-                    n,
-                    first_pos: position,
-                    scratch: &mut *a.scratch,
-                    out: &mut a.out[first * v..(first + n) * v],
-                    ..*a
-                },
-            );
-            first += n;
-        }
     }
 }

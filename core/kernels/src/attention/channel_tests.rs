@@ -11,7 +11,7 @@ const DIMS: [usize; 6] = [1, 16, 40, 64, 80, 128];
 
 fn layout(dim: usize, v_dim: usize) -> KvLayout {
     let shape = AttentionShape { heads: 2, kv_heads: 2, k_dim: dim, v_dim };
-    KvLayout { shape, k: KvFormat::Q4Channel, v: KvFormat::Q4 }
+    KvLayout { shape, k: KvFormat::Q4Channel, v: KvFormat::Q4, summaries: false }
 }
 
 /// Fresh keys whose value of a head, slot and channel is `of` it.

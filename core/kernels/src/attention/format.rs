@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! page   K of KV head 0, K of head 1, … then V of head 0, V of head 1, …        in 16-bit words
+//!        then a summary of K of head 0, of head 1, …                            if there are any (`summary.rs`)
 //! head   32 rows, then the scales of 32 rows
 //!
 //! F16    row = dim halves                                         no scales
@@ -78,22 +79,26 @@ pub struct KvLayout {
     pub k: KvFormat,
     /// Of values.
     pub v: KvFormat,
+    /// Whether each page has a summary of its keys.
+    pub summaries: bool,
 }
 
 impl KvLayout {
-    /// Keys and values in half precision.
+    /// Keys and values in half precision, no summaries.
     pub fn f16(shape: AttentionShape) -> Self {
-        KvLayout { shape, k: KvFormat::F16, v: KvFormat::F16 }
+        KvLayout { shape, k: KvFormat::F16, v: KvFormat::F16, summaries: false }
     }
 
-    /// 16-bit words of a page: K and V of all KV heads.
+    /// 16-bit words of a page: K and V of all KV heads, and summaries of K.
     pub fn page_len(&self) -> usize {
-        self.shape.kv_heads * (self.k.area(self.shape.k_dim) + self.v.area(self.shape.v_dim))
+        let rows = self.k.area(self.shape.k_dim) + self.v.area(self.shape.v_dim);
+        self.shape.kv_heads * (rows + self.summary_len())
     }
 
-    /// Bytes of one token.
+    /// Bytes of one token, its share of a summary included: whole bytes, since summaries are whole vectors.
     pub fn bytes_per_token(&self) -> usize {
-        self.shape.kv_heads * (self.k.row_bytes(self.shape.k_dim) + self.v.row_bytes(self.shape.v_dim))
+        let rows = self.k.row_bytes(self.shape.k_dim) + self.v.row_bytes(self.shape.v_dim);
+        self.shape.kv_heads * (rows + 2 * self.summary_len() / PAGE_TOKENS)
     }
 
     /// The words of all keys of a KV head.

@@ -5,7 +5,7 @@
 //! ```text
 //! q = f16(q)                                           rounded to half precision, like the keys
 //! for each partition of 512 positions, ascending, of absolute positions 512 c .. 512 (c + 1):
-//!     for each page of 32 positions in it, ascending, with at least one position in first ..= P:
+//!     for each page of 32 positions in it, ascending, with at least one position in first ..= P, that the query reads:
 //!         s[t] = dot(q, k[t]) * dk[t] * scale, capped  the sixteen-lane dot; -inf outside first ..= P
 //!         m    = max(m, max s)
 //!     for each of these pages:
@@ -22,6 +22,8 @@
 //! dk and dv are the scales of int8 keys and values, whose integers k and v are then; other formats have none (`format.rs`). Where keys
 //! are rounded per channel of a page, those of the page that P is in are the halves that they are rounded from (`channel.rs`).
 //!
+//! A query reads all pages, unless a layer is told to read only some: which ones is the head of `choose.rs`.
+//!
 //! Queries and probabilities are rounded to half precision because the field computes so, with keys and values in half precision: for
 //! contexts of one partition the result is the reference engine's up to the order of sums, which golden values hold us to. Probabilities
 //! that are relative to their partition stay far from the subnormal halves, however long the context is.
@@ -35,6 +37,7 @@
 //! pages directly; many rows (prefill) convert a page once, K transposed, so that lanes are positions and no horizontal sum is needed.
 
 pub(crate) mod channel;
+mod choose;
 mod format;
 mod observe;
 mod page;
@@ -43,6 +46,7 @@ pub(crate) mod rows;
 mod schedule;
 mod scratch;
 pub(crate) mod stages;
+pub(crate) mod summary;
 pub(crate) mod work;
 
 pub use channel::FreshKeys;
@@ -53,6 +57,9 @@ pub use scratch::{AttentionScratch, AttentionShape};
 
 /// Positions in a page. Pages begin at multiples of it.
 pub const PAGE_TOKENS: usize = 32;
+
+/// The fewest pages that can be chosen: the first, the newest two, and one of those between.
+pub const LEAST_PAGES: usize = choose::LEAST;
 
 /// Positions in a partition of the context.
 pub(crate) const PART_TOKENS: usize = 512;
@@ -76,6 +83,9 @@ pub struct KvPages<'a> {
     pub first_token: usize,
     /// Keys of the newest pages, for [`KvFormat::Q4Channel`].
     pub fresh: Option<FreshKeys<'a>>,
+    /// A query reads at most so many pages, chosen by their summaries: the layout must have some, the layer no window, and the number be
+    /// at least [`LEAST_PAGES`]. `None`: all.
+    pub most_pages: Option<usize>,
 }
 
 impl<'a> KvPages<'a> {
@@ -126,6 +136,10 @@ pub struct AttentionJob<'a> {
 #[cfg(test)]
 mod channel_tests;
 #[cfg(test)]
+mod choose_tests;
+#[cfg(test)]
 mod oracle;
+#[cfg(test)]
+mod test_support;
 #[cfg(test)]
 mod tests;

@@ -62,6 +62,7 @@ impl Kernels {
             scale: job.scale,
             soft_cap: job.soft_cap,
             window: None,
+            chosen: None,
         };
         let grid = Grid::new(&shape, 1);
         let threads = par.threads().min(job.scratch.slots.len() / slot_len).max(1);

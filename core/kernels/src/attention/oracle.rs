@@ -5,6 +5,7 @@ use half::f16;
 use super::format::Q4_GROUP;
 use super::{AttentionShape, KvFormat, KvPages, PAGE_TOKENS, PART_TOKENS};
 use crate::math::scalar::{exp, tanh};
+use crate::{Isa, Kernels};
 
 pub(super) struct Query<'a> {
     pub q: &'a [f32],
@@ -16,6 +17,8 @@ pub(super) struct Query<'a> {
     pub soft_cap: Option<f32>,
     pub window: Option<usize>,
     pub sink: Option<f32>,
+    /// Which pages are read, if not all.
+    pub reads: Option<Vec<bool>>,
 }
 
 struct Running {
@@ -70,7 +73,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// A row of a page: what is multiplied, and the factor that is folded.
-fn read(format: KvFormat, area: &[u16], dim: usize, slot: usize) -> (Vec<f32>, f32) {
+pub(super) fn read(format: KvFormat, area: &[u16], dim: usize, slot: usize) -> (Vec<f32>, f32) {
     let (rows, scales) = area.split_at(PAGE_TOKENS * format.row_words(dim));
     let words = &rows[slot * format.row_words(dim)..(slot + 1) * format.row_words(dim)];
     let scale = |i: usize| f16::from_bits(scales[slot * format.row_scales(dim) + i]).to_f32();
@@ -130,7 +133,8 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
         for page in part * pages..(part + 1) * pages {
             let seen: Vec<usize> =
                 (0..PAGE_TOKENS).filter(|t| (first..end).contains(&(page * PAGE_TOKENS + t))).collect();
-            if seen.is_empty() {
+            let left_out = query.reads.as_ref().is_some_and(|reads| !reads.get(page).unwrap_or(&false));
+            if seen.is_empty() || left_out {
                 continue;
             }
             let mut s = [f32::NEG_INFINITY; PAGE_TOKENS];
@@ -166,4 +170,69 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
     }
     let factor = 1.0 / all.l;
     all.acc.iter().map(|x| x * factor).collect()
+}
+
+/// The largest or smallest of each channel of a full page, as a summary has it.
+fn extremes(
+    kv: &KvPages<'_>,
+    dim: usize,
+    kv_head: usize,
+    page: usize,
+    better: fn(f32, f32) -> bool,
+) -> Vec<f32> {
+    let area = &kv.page(page)[kv.layout.keys(kv_head)];
+    let rows: Vec<Vec<f32>> = (0..PAGE_TOKENS)
+        .map(|slot| {
+            let (row, factor) = read(kv.layout.k, area, dim, slot);
+            row.iter().map(|x| rounded(x * factor).clamp(-65504.0, 65504.0)).collect()
+        })
+        .collect();
+    (0..dim)
+        .map(|c| rows.iter().map(|row| row[c]).reduce(|a, b| if better(a, b) { a } else { b }).unwrap())
+        .collect()
+}
+
+/// The pages that a query (all heads) reads of a KV head, by the head of `choose.rs`.
+pub(super) fn choose(
+    kv: &KvPages<'_>,
+    (q, scale): (&[f32], f32),
+    position: usize,
+    kv_head: usize,
+    heads: usize,
+) -> Vec<bool> {
+    let dim = kv.layout.shape.k_dim;
+    let (pages, most) = (position / PAGE_TOKENS + 1, kv.most_pages.unwrap());
+    if pages <= most {
+        return vec![true; pages];
+    }
+    let group = heads / kv.layout.shape.kv_heads;
+    let padded = dim.next_multiple_of(16);
+    let rows: Vec<Vec<f32>> = (1..pages - 2)
+        .map(|page| {
+            let mut row = vec![0.0; 2 * padded];
+            row[..dim].copy_from_slice(&extremes(kv, dim, kv_head, page, |a, b| a > b));
+            row[padded..padded + dim].copy_from_slice(&extremes(kv, dim, kv_head, page, |a, b| a < b));
+            row
+        })
+        .collect();
+    let mut shares = vec![0.0; rows.len()];
+    for head in kv_head * group..(kv_head + 1) * group {
+        let mut parts = vec![0.0; 2 * padded];
+        for (c, &x) in q[head * dim..(head + 1) * dim].iter().enumerate() {
+            let x = rounded(x);
+            parts[if x > 0.0 { c } else { padded + c }] = x;
+        }
+        let mut bounds: Vec<f32> = rows.iter().map(|row| dot(&parts, row) * scale).collect();
+        Kernels::by_isa(Isa::Scalar).unwrap().softmax_in_place(&mut bounds);
+        shares.iter_mut().zip(&bounds).for_each(|(sum, share)| *sum += share);
+    }
+    let mut ranked: Vec<(f32, usize)> = shares.into_iter().zip(1..).collect();
+    ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+    let mut out = vec![false; pages];
+    let always = [0, pages - 2, pages - 1];
+    always
+        .into_iter()
+        .chain(ranked.iter().take(most - 3).map(|&(_, page)| page))
+        .for_each(|page| out[page] = true);
+    out
 }

@@ -25,6 +25,9 @@ pub(super) fn tiled(tile: &Tile<'_>) -> bool {
 
 /// The slots of a page that a row attends to.
 fn slots(tile: &Tile<'_>, row: usize, page: usize) -> Range<usize> {
+    if !tile.reads(row, page) {
+        return 0..0;
+    }
     let span = tile.span(row);
     let first = page * PAGE_TOKENS;
     let end = span.end.saturating_sub(first).min(PAGE_TOKENS);
@@ -67,26 +70,19 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The part of a partition's scores that a row's pages take.
-fn scored(tile: &Tile<'_>, row: usize, part: usize) -> Range<usize> {
-    let (span, first) = (tile.span(row), part * PART_TOKENS);
-    let end = span.end.saturating_sub(first).min(PART_TOKENS).next_multiple_of(PAGE_TOKENS);
-    (span.start.saturating_sub(first) / PAGE_TOKENS * PAGE_TOKENS).min(end)..end
-}
-
 impl Kernels {
     /// Computes `work.state` for one partition of the context.
     pub(super) fn attend(&self, tile: &Tile<'_>, part: usize, work: &mut Work<'_>) {
         work.state.clear();
-        let pages = score_part(self, tile, part, work);
+        score_part(self, tile, part, work);
         for row in 0..tile.rows {
-            let scored = scored(tile, row, part);
-            if !scored.is_empty() {
-                call!(self, soften(&scored, row, work));
+            let pages = tile.pages_of(row, part);
+            if pages != 0 {
+                call!(self, soften(pages, row, work));
             }
         }
-        for index in pages.clone() {
-            let (page, next) = page_and_next(tile, index, &pages);
+        for (index, next) in each(tile.pages(part), part) {
+            let (page, next) = page_and_next(tile, index, next);
             work.at = index * PAGE_TOKENS - part * PART_TOKENS;
             if tiled(tile) {
                 self.add_tiled(tile, page, next, work);
@@ -196,8 +192,21 @@ impl Kernels {
     }
 }
 
-fn page_and_next<'a>(tile: &Tile<'a>, index: usize, pages: &Range<usize>) -> (Page<'a>, Page<'a>) {
-    let (page, mut next) = (Page::new(tile, index), Page::new(tile, (index + 1).min(pages.end - 1)));
+/// The pages of a partition that `bits` has, and the one behind each (the last one itself).
+fn each(mut bits: u16, part: usize) -> impl Iterator<Item = (usize, usize)> {
+    let first = part * PART_TOKENS / PAGE_TOKENS;
+    std::iter::from_fn(move || {
+        let at = bits.trailing_zeros() as usize;
+        (bits != 0).then(|| {
+            bits &= bits - 1;
+            let next = if bits == 0 { at } else { bits.trailing_zeros() as usize };
+            (first + at, first + next)
+        })
+    })
+}
+
+fn page_and_next<'a>(tile: &Tile<'a>, index: usize, next: usize) -> (Page<'a>, Page<'a>) {
+    let (page, mut next) = (Page::new(tile, index), Page::new(tile, next));
     if discriminant(&page.keys) != discriminant(&next.keys) {
         // Only the page of the queries themselves has other keys than those before it. What is fetched ahead is a hint.
         next.keys = page.keys;
@@ -205,18 +214,10 @@ fn page_and_next<'a>(tile: &Tile<'a>, index: usize, pages: &Range<usize>) -> (Pa
     (page, next)
 }
 
-/// Puts the scores of one partition into `work.p`, and their maxima into `work.state.m`. Gives the pages that were scored.
-pub(super) fn score_part(
-    kernels: &Kernels,
-    tile: &Tile<'_>,
-    part: usize,
-    work: &mut Work<'_>,
-) -> Range<usize> {
-    let spans = tile.spans();
-    let span = spans.start.max(part * PART_TOKENS)..spans.end.min((part + 1) * PART_TOKENS);
-    let pages = span.start / PAGE_TOKENS..span.end.div_ceil(PAGE_TOKENS);
-    for index in pages.clone() {
-        let (page, next) = page_and_next(tile, index, &pages);
+/// Puts the scores of one partition into `work.p`, and their maxima into `work.state.m`.
+pub(super) fn score_part(kernels: &Kernels, tile: &Tile<'_>, part: usize, work: &mut Work<'_>) {
+    for (index, next) in each(tile.pages(part), part) {
+        let (page, next) = page_and_next(tile, index, next);
         work.at = index * PAGE_TOKENS - part * PART_TOKENS;
         if tiled(tile) {
             kernels.score_tiled(tile, page, next, work);
@@ -224,7 +225,6 @@ pub(super) fn score_part(
             kernels.score_direct(tile, page, next, work);
         }
     }
-    pages
 }
 
 /// Groups of up to four rows of one query, which see the same slots: first row and how many.

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::choose::{Chosen, LEAST, TOGETHER};
 use super::scratch::{SPLIT_TILES, TILE_ROWS, padded, slot_len};
 use super::work::{State, Work};
-use super::{AttentionJob, AttentionShape, KvFormat, KvPages, PAGE_TOKENS, PART_TOKENS};
+use super::{AttentionJob, AttentionScratch, AttentionShape, KvFormat, KvPages, PAGE_TOKENS, PART_TOKENS};
 use crate::isa::Kernels;
 use crate::parallel::Parallel;
 use crate::vecops::call;
@@ -20,6 +21,8 @@ pub(crate) struct Common<'a> {
     pub scale: f32,
     pub soft_cap: Option<f32>,
     pub window: Option<usize>,
+    /// The pages that are read, if not all.
+    pub chosen: Option<Chosen<'a>>,
 }
 
 /// Rows of one KV head: queries `first_query ..`, each with heads `first_head .. first_head + heads`.
@@ -45,6 +48,32 @@ impl Tile<'_> {
         let end = self.common.first_pos + self.first_query + r / self.heads + 1;
         let start = self.common.window.map_or(0, |w| end.saturating_sub(w));
         start.max(self.common.kv.first_token)..end
+    }
+
+    /// The pages of a partition that a row reads, a bit each.
+    pub(crate) fn pages_of(&self, r: usize, part: usize) -> u16 {
+        let (span, first) = (self.span(r), part * PART_TOKENS);
+        let end = span.end.saturating_sub(first).min(PART_TOKENS).div_ceil(PAGE_TOKENS);
+        let start = (span.start.saturating_sub(first) / PAGE_TOKENS).min(end);
+        let seen = ((1u32 << end) - (1u32 << start)) as u16;
+        match &self.common.chosen {
+            Some(chosen) => seen & chosen.of_part(self.first_query + r / self.heads, self.kv_head, part),
+            None => seen,
+        }
+    }
+
+    /// Whether a row reads a page; those behind its position do not count.
+    #[inline(always)]
+    pub(crate) fn reads(&self, r: usize, page: usize) -> bool {
+        self.common
+            .chosen
+            .as_ref()
+            .is_none_or(|chosen| chosen.has(self.first_query + r / self.heads, self.kv_head, page))
+    }
+
+    /// Those that any row reads.
+    pub(crate) fn pages(&self, part: usize) -> u16 {
+        (0..self.rows).step_by(self.heads).fold(0, |pages, r| pages | self.pages_of(r, part))
     }
 
     /// Positions that any row attends to. Both bounds grow with the query.
@@ -110,22 +139,22 @@ impl Grid {
 
 /// A pointer that tasks share; each writes its own part.
 #[derive(Clone, Copy)]
-pub(super) struct Shared(*mut f32, usize);
+pub(super) struct Shared<T>(*mut T, usize);
 
 // SAFETY: only `part` gives access, and its callers hand out disjoint ranges.
-unsafe impl Send for Shared {}
+unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl<T: Send> Sync for Shared<T> {}
 
-impl Shared {
-    pub(super) fn new(x: &mut [f32]) -> Self {
+impl<T> Shared<T> {
+    pub(super) fn new(x: &mut [T]) -> Self {
         Shared(x.as_mut_ptr(), x.len())
     }
 
     /// # Safety
     /// While the slice lives, no other slice overlaps the range, and the slice that this was made from is borrowed.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn part(&self, at: usize, len: usize) -> &mut [f32] {
+    pub(super) unsafe fn part(&self, at: usize, len: usize) -> &mut [T] {
         assert!(at <= self.1 && len <= self.1 - at, "part {at}+{len} of {}", self.1);
         // SAFETY: in bounds (above); unaliased by the precondition.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
@@ -159,20 +188,31 @@ impl Kernels {
     pub fn attention(&self, par: &dyn Parallel, a: &mut AttentionJob<'_>) {
         let shape = AttentionShape { heads: a.heads, kv_heads: a.kv_heads, k_dim: a.k_dim, v_dim: a.v_dim };
         check(a, &shape);
-        if a.n == 0 {
-            return;
-        }
-        if a.kv.layout.k == KvFormat::Q4Channel {
-            self.attention_by_page(par, a);
-        } else {
-            self.attention_of_group(par, a);
+        let (q, v) = (a.heads * a.k_dim, a.heads * a.v_dim);
+        let mut first = 0;
+        while first < a.n {
+            let position = a.first_pos + first;
+            let n = a.kv.together(position).min(a.n - first);
+            self.attention_of_group(
+                par,
+                &mut AttentionJob {
+                    q: &a.q[first * q..(first + n) * q],
+                    n,
+                    first_pos: position,
+                    scratch: &mut *a.scratch,
+                    out: &mut a.out[first * v..(first + n) * v],
+                    ..*a
+                },
+            );
+            first += n;
         }
     }
 
-    /// Attention of queries that read the same pages in the same way.
-    pub(super) fn attention_of_group(&self, par: &dyn Parallel, a: &mut AttentionJob<'_>) {
+    /// Attention of queries that are computed together.
+    fn attention_of_group(&self, par: &dyn Parallel, a: &mut AttentionJob<'_>) {
         let shape = AttentionShape { heads: a.heads, kv_heads: a.kv_heads, k_dim: a.k_dim, v_dim: a.v_dim };
-        let common = Common {
+        let AttentionScratch { slots, partials, pending, choice } = &mut *a.scratch;
+        let mut common = Common {
             q: a.q,
             first_pos: a.first_pos,
             shape,
@@ -180,14 +220,15 @@ impl Kernels {
             scale: a.scale,
             soft_cap: a.soft_cap,
             window: a.window,
+            chosen: None,
         };
+        common.chosen = self.choose(par, &common, a.n, choice);
         let grid = Grid::new(&shape, a.n);
         let tiles = grid.tiles(&shape);
         let slot_len = slot_len(shape.k_dim, shape.v_dim);
-        let threads = par.threads().min(a.scratch.slots.len() / slot_len).max(1);
-        let slots = Shared::new(&mut a.scratch.slots);
-        let partials = Shared::new(&mut a.scratch.partials);
-        let pending = &a.scratch.pending;
+        let threads = par.threads().min(slots.len() / slot_len).max(1);
+        let slots = Shared::new(slots);
+        let partials = Shared::new(partials);
         let out = Shared::new(a.out);
         let vp = padded(shape.v_dim);
 
@@ -229,7 +270,7 @@ impl Kernels {
                 work.load_queries(&tile);
                 call!(self, round_f16(work.q));
                 merged.clear();
-                for part in tile.parts() {
+                for part in tile.parts().filter(|&part| tile.pages(part) != 0) {
                     self.attend(&tile, part, &mut work);
                     call!(self, merge(&mut merged, &work.state));
                 }
@@ -251,9 +292,14 @@ impl Kernels {
             // SAFETY: no other running task has this slot.
             let slot = unsafe { slots.part(slot * slot_len, slot_len) };
             let (mut work, mut merged) = Work::new(&tile, slot);
-            work.load_queries(&tile);
-            call!(self, round_f16(work.q));
-            self.attend(&tile, parts.start + part, &mut work);
+            let at = parts.start + part;
+            if tile.pages(at) == 0 {
+                work.state.clear();
+            } else {
+                work.load_queries(&tile);
+                call!(self, round_f16(work.q));
+                self.attend(&tile, at, &mut work);
+            }
             let partial = |part: usize| {
                 let at = (index * most_parts + part) * state_len;
                 // SAFETY: a partial result belongs to the task of its partition until that task has counted itself off, and then to
@@ -270,6 +316,28 @@ impl Kernels {
                 finish(&tile, &mut merged, &mut work.state);
             }
         });
+    }
+}
+
+impl KvPages<'_> {
+    /// How many queries from this one on can be computed together.
+    fn together(&self, position: usize) -> usize {
+        match (self.layout.k, self.most_pages) {
+            // Queries of one page read the same page as halves.
+            (KvFormat::Q4Channel, _) => {
+                assert!(
+                    self.fresh.is_some_and(|fresh| fresh.holds(position / PAGE_TOKENS)),
+                    "fresh keys of the page of position {position}"
+                );
+                PAGE_TOKENS - position % PAGE_TOKENS
+            }
+            // Those that still read everything choose nothing.
+            (_, Some(most)) => match most.saturating_mul(PAGE_TOKENS).saturating_sub(position) {
+                0 => TOGETHER,
+                left => left,
+            },
+            (_, None) => usize::MAX,
+        }
     }
 }
 
@@ -290,6 +358,11 @@ fn check(a: &AttentionJob<'_>, shape: &AttentionShape) {
         "a page holds K and V of all heads"
     );
     assert!(a.scratch.slots.len() >= slot_len(k_dim, v_dim), "scratch made for a smaller shape");
+    assert!(
+        a.kv.most_pages.is_none_or(|most| most >= LEAST && layout.summaries && a.window.is_none()),
+        "{:?} pages of a layer without summaries, or with a window",
+        a.kv.most_pages
+    );
     let end = a.first_pos + a.n;
     assert!(a.kv.table.len() >= end.div_ceil(PAGE_TOKENS), "positions up to {end} are in the page table");
 }

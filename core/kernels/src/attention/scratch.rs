@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU32;
 
+use super::choose::{self, Choice};
 use super::schedule::Grid;
 use super::{PAGE_TOKENS, PART_TOKENS};
 use crate::math::LANES;
@@ -41,6 +42,8 @@ pub struct AttentionScratch {
     pub(super) partials: Vec<f32>,
     /// Partitions of a group of rows that are not computed yet.
     pub(super) pending: Vec<AtomicU32>,
+    /// For queries that read only some pages.
+    pub(super) choice: Choice,
 }
 
 /// Values that a slot needs for tiles of this shape.
@@ -64,7 +67,20 @@ impl AttentionScratch {
             slots: vec![0.0; slots],
             partials: vec![0.0; partials],
             pending: (0..pending).map(|_| AtomicU32::new(0)).collect(),
+            choice: Choice::default(),
         }
+    }
+
+    /// The same for layers that read only some pages ([`KvPages::most_pages`](super::KvPages)), of up to `max_context` positions.
+    #[must_use]
+    pub fn choosing(mut self, shape: &AttentionShape, threads: usize, max_context: usize) -> Self {
+        self.choice = Choice::new(shape, threads, max_context);
+        self
+    }
+
+    /// Bytes that [`AttentionScratch::choosing`] allocates.
+    pub fn choosing_bytes(shape: &AttentionShape, threads: usize, max_context: usize) -> usize {
+        choose::bytes(shape, threads, max_context)
     }
 
     /// Bytes that [`AttentionScratch::new`] allocates.

@@ -7,11 +7,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::PAGE_TOKENS;
 use super::channel::ChannelRows;
 use super::rows::{F16Rows, F32Rows, Q4Rows, Q8Rows, Rows};
 use super::scratch::{ROW_BLOCK, SCORE_STRIDE, TILE_ROWS};
 use super::work::{State, Work};
+use super::{PAGE_TOKENS, PART_TOKENS};
 use crate::math::{self, LANES, Lanes};
 use crate::vecops::soft_capped;
 
@@ -156,13 +156,16 @@ pub(crate) fn scale_scores<S: Lanes>(
     work.state.m[row] = math::Arith::max(math::Single, work.state.m[row], s.max_lane(s.max(v[0], v[1])));
 }
 
-/// Turns a row's scores of a partition (those of whole pages, `positions` of it) into probabilities in half precision.
+/// Turns a row's scores of a partition (those of the pages that it reads, a bit each) into probabilities in half precision.
 #[inline(always)]
-pub(crate) fn soften<S: Lanes>(s: S, positions: &Range<usize>, row: usize, work: &mut Work<'_>) {
-    let p = &mut work.p[row * SCORE_STRIDE..][positions.clone()];
+pub(crate) fn soften<S: Lanes>(s: S, pages: u16, row: usize, work: &mut Work<'_>) {
+    let p = &mut work.p[row * SCORE_STRIDE..][..PART_TOKENS];
     let m = s.splat(work.state.m[row]);
     let mut l = 0.0;
-    for page in p.chunks_exact_mut(PAGE_TOKENS) {
+    let mut left = pages;
+    while left != 0 {
+        let page = &mut p[left.trailing_zeros() as usize * PAGE_TOKENS..][..PAGE_TOKENS];
+        left &= left - 1;
         let mut e = [s.splat(0.0); 2];
         for half in 0..2 {
             e[half] = math::exp(s, s.sub(s.load(&*sixteen_mut(page, half * LANES)), m));
@@ -173,9 +176,14 @@ pub(crate) fn soften<S: Lanes>(s: S, positions: &Range<usize>, row: usize, work:
     work.state.l[row] = l;
     let factor = s.splat(1.0 / l);
     let mut half = [0; LANES];
-    for v in p.as_chunks_mut::<LANES>().0 {
-        s.store_f16(s.mul(s.load(v), factor), &mut half);
-        s.store(s.load_f16(&half), v);
+    left = pages;
+    while left != 0 {
+        let page = &mut p[left.trailing_zeros() as usize * PAGE_TOKENS..][..PAGE_TOKENS];
+        left &= left - 1;
+        for v in page.as_chunks_mut::<LANES>().0 {
+            s.store_f16(s.mul(s.load(v), factor), &mut half);
+            s.store(s.load_f16(&half), v);
+        }
     }
 }
 

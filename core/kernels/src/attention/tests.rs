@@ -1,241 +1,11 @@
 //! Attention against the plain oracle, bit for bit, and against f64.
 
-use half::f16;
 use proptest::prelude::*;
 
-use super::oracle::{self, Query};
+use super::test_support::{Cache, FORMATS, Noise, Threads, assert_bits, page_mut, shape};
 use super::*;
 use crate::Kernels;
-use crate::parallel::{Parallel, Serial};
-
-/// Some threads that claim tasks, as the engine's pool does.
-struct Threads(usize);
-
-impl Parallel for Threads {
-    fn threads(&self) -> usize {
-        self.0
-    }
-    fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
-        let next = std::sync::atomic::AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..self.0 {
-                scope.spawn(|| {
-                    loop {
-                        let task = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                        if task >= tasks {
-                            break;
-                        }
-                        job(task);
-                    }
-                });
-            }
-        });
-    }
-}
-
-/// A generator good enough for test data, the same on every machine.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 40) as f32 / 8_388_608.0) - 1.0
-    }
-    fn vec(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.next()).collect()
-    }
-}
-
-/// Pages in a chunk of the test cache.
-const CHUNK_PAGES: usize = 3;
-
-/// A cache of `tokens` positions, pages in scattered order, everything not written NaN.
-struct Cache {
-    shape: AttentionShape,
-    layout: KvLayout,
-    chunks: Vec<Box<[u16]>>,
-    table: Vec<u32>,
-    /// Halves of all keys, where their format asks for them.
-    fresh: Vec<Box<[u16]>>,
-    fresh_table: Vec<u32>,
-    q: Vec<f32>,
-    sinks: Vec<f32>,
-    scale: f32,
-    soft_cap: Option<f32>,
-    window: Option<usize>,
-    first_token: usize,
-    tokens: usize,
-    k: Vec<f32>,
-    v: Vec<f32>,
-}
-
-fn page_mut(chunks: &mut [Box<[u16]>], page: u32, page_len: usize) -> &mut [u16] {
-    let page = page as usize;
-    &mut chunks[page / CHUNK_PAGES][page % CHUNK_PAGES * page_len..][..page_len]
-}
-
-impl Cache {
-    fn new(shape: AttentionShape, tokens: usize, seed: u64) -> Self {
-        Self::with(KvLayout::f16(shape), tokens, seed)
-    }
-
-    fn with(layout: KvLayout, tokens: usize, seed: u64) -> Self {
-        let shape = layout.shape;
-        let mut noise = Noise(seed);
-        let pages = tokens.div_ceil(PAGE_TOKENS);
-        let page_len = layout.page_len();
-        let chunks = (pages + 1).div_ceil(CHUNK_PAGES);
-        let mut chunks: Vec<_> =
-            (0..chunks).map(|_| vec![0x7e00; CHUNK_PAGES * page_len].into_boxed_slice()).collect();
-        let table: Vec<u32> = (0..pages as u32).rev().map(|p| p + 1).collect();
-        let k = noise.vec(tokens * shape.kv_heads * shape.k_dim);
-        let v = noise.vec(tokens * shape.kv_heads * shape.v_dim);
-        let kernels = Kernels::by_isa(crate::Isa::Scalar).unwrap();
-        let fresh_table: Vec<u32> = (0..pages as u32).map(|p| p ^ 1).collect();
-        let fresh_len = if layout.k == KvFormat::Q4Channel { layout.fresh().page_len() } else { 0 };
-        let mut fresh: Vec<_> = (0..(pages + 1).div_ceil(CHUNK_PAGES))
-            .map(|_| vec![0x7e00; CHUNK_PAGES * fresh_len].into_boxed_slice())
-            .collect();
-        for (t, (k, v)) in k
-            .chunks_exact(shape.kv_heads * shape.k_dim)
-            .zip(v.chunks_exact(shape.kv_heads * shape.v_dim))
-            .enumerate()
-        {
-            let page = page_mut(&mut chunks, table[t / PAGE_TOKENS], page_len);
-            kernels.write_kv(&layout, page, t % PAGE_TOKENS, k, v);
-            if layout.k == KvFormat::Q4Channel {
-                let of_page = page_mut(&mut fresh, fresh_table[t / PAGE_TOKENS], layout.fresh().page_len());
-                kernels.write_kv(&layout.fresh(), of_page, t % PAGE_TOKENS, k, &[]);
-                if t % PAGE_TOKENS == PAGE_TOKENS - 1 {
-                    layout.close_keys(of_page, page);
-                }
-            }
-        }
-        let mut q = noise.vec(tokens * shape.heads * shape.k_dim);
-        q.iter_mut().for_each(|x| *x *= 4.0);
-        let sinks = noise.vec(shape.heads);
-        let scale = 1.0 / (shape.k_dim as f32).sqrt();
-        Cache {
-            shape,
-            layout,
-            chunks,
-            table,
-            fresh,
-            fresh_table,
-            q,
-            sinks,
-            scale,
-            soft_cap: None,
-            window: None,
-            first_token: 0,
-            tokens,
-            k,
-            v,
-        }
-    }
-
-    fn kv(&self) -> KvPages<'_> {
-        KvPages {
-            chunks: &self.chunks,
-            chunk_pages: CHUNK_PAGES,
-            layout: self.layout,
-            page_len: self.layout.page_len(),
-            table: &self.table,
-            first_token: self.first_token,
-            fresh: (self.layout.k == KvFormat::Q4Channel).then(|| FreshKeys {
-                chunks: &self.fresh,
-                chunk_pages: CHUNK_PAGES,
-                page_len: self.layout.fresh().page_len(),
-                table: &self.fresh_table,
-                first: 0,
-            }),
-        }
-    }
-
-    /// Queries `first .. first + n`.
-    fn run(&self, kernels: &Kernels, par: &dyn Parallel, first: usize, n: usize, sinks: bool) -> Vec<f32> {
-        let s = &self.shape;
-        let mut scratch = AttentionScratch::new(s, par.threads(), self.tokens);
-        let mut out = vec![f32::NAN; n * s.heads * s.v_dim];
-        kernels.attention(
-            par,
-            &mut AttentionJob {
-                q: &self.q[first * s.heads * s.k_dim..(first + n) * s.heads * s.k_dim],
-                n,
-                first_pos: first,
-                heads: s.heads,
-                kv_heads: s.kv_heads,
-                k_dim: s.k_dim,
-                v_dim: s.v_dim,
-                kv: self.kv(),
-                scale: self.scale,
-                soft_cap: self.soft_cap,
-                window: self.window,
-                sinks: sinks.then_some(&self.sinks),
-                scratch: &mut scratch,
-                out: &mut out,
-            },
-        );
-        out
-    }
-
-    fn oracle(&self, first: usize, n: usize, sinks: bool) -> Vec<f32> {
-        let s = &self.shape;
-        let mut out = Vec::new();
-        for position in first..first + n {
-            for head in 0..s.heads {
-                out.extend(oracle::attend(&Query {
-                    q: &self.q[(position * s.heads + head) * s.k_dim..][..s.k_dim],
-                    position,
-                    kv_head: head * s.kv_heads / s.heads,
-                    shape: *s,
-                    kv: self.kv(),
-                    scale: self.scale,
-                    soft_cap: self.soft_cap,
-                    window: self.window,
-                    sink: sinks.then(|| self.sinks[head]),
-                }));
-            }
-        }
-        out
-    }
-
-    /// Plain softmax attention in f64, Q, K and V rounded to halves first.
-    fn exact(&self, position: usize, head: usize, sinks: bool) -> Vec<f64> {
-        let s = &self.shape;
-        let g = head * s.kv_heads / s.heads;
-        let half = |x: f32| f64::from(f16::from_f32(x).to_f32());
-        let q = &self.q[(position * s.heads + head) * s.k_dim..][..s.k_dim];
-        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w)).max(self.first_token);
-        let scores: Vec<f64> = (first..=position)
-            .map(|t| {
-                let k = &self.k[(t * s.kv_heads + g) * s.k_dim..][..s.k_dim];
-                let x: f64 =
-                    q.iter().zip(k).map(|(q, k)| half(*q) * half(*k)).sum::<f64>() * f64::from(self.scale);
-                self.soft_cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
-            })
-            .collect();
-        let sink = if sinks { f64::from(self.sinks[head]).exp() } else { 0.0 };
-        let total: f64 = scores.iter().map(|x| x.exp()).sum::<f64>() + sink;
-        (0..s.v_dim)
-            .map(|d| {
-                let v = |t: usize| half(self.v[(t * s.kv_heads + g) * s.v_dim + d]);
-                scores.iter().enumerate().map(|(i, x)| x.exp() * v(first + i)).sum::<f64>() / total
-            })
-            .collect()
-    }
-}
-
-fn shape(heads: usize, kv_heads: usize, k_dim: usize, v_dim: usize) -> AttentionShape {
-    AttentionShape { heads, kv_heads, k_dim, v_dim }
-}
-
-fn assert_bits(a: &[f32], b: &[f32], what: &str) {
-    assert_eq!(a.len(), b.len(), "{what}");
-    for (i, (x, y)) in a.iter().zip(b).enumerate() {
-        assert!(x.to_bits() == y.to_bits(), "{what}: value {i} is {x:e}, expected {y:e}");
-    }
-}
+use crate::parallel::Serial;
 
 #[test]
 fn every_isa_has_the_bits_of_the_oracle() {
@@ -265,16 +35,6 @@ fn every_isa_has_the_bits_of_the_oracle() {
     }
 }
 
-const FORMATS: [(KvFormat, KvFormat); 7] = [
-    (KvFormat::Q8, KvFormat::Q8),
-    (KvFormat::Q8, KvFormat::Q4),
-    (KvFormat::Q4, KvFormat::Q4),
-    (KvFormat::F16, KvFormat::Q8),
-    (KvFormat::Q4, KvFormat::F16),
-    (KvFormat::Q4Channel, KvFormat::Q4),
-    (KvFormat::Q4Channel, KvFormat::F16),
-];
-
 #[test]
 fn quantised_pages_have_the_bits_of_the_oracle() {
     let shapes = [
@@ -288,7 +48,7 @@ fn quantised_pages_have_the_bits_of_the_oracle() {
     ];
     for (i, s) in shapes.into_iter().enumerate() {
         for (k, v) in FORMATS {
-            let mut cache = Cache::with(KvLayout { shape: s, k, v }, 570, 400 + i as u64);
+            let mut cache = Cache::with(KvLayout { shape: s, k, v, summaries: false }, 570, 400 + i as u64);
             for (first, n, window) in
                 [(0, 1, None), (31, 2, None), (540, 30, None), (569, 1, Some(40)), (520, 37, Some(33))]
             {
@@ -317,7 +77,7 @@ fn quantised_attention_is_near_attention() {
         (KvFormat::Q4, KvFormat::Q4, 0.25),
         (KvFormat::Q4Channel, KvFormat::Q4, 0.25),
     ] {
-        let cache = Cache::with(KvLayout { shape: s, k, v }, 300, 500);
+        let cache = Cache::with(KvLayout { shape: s, k, v, summaries: false }, 300, 500);
         let got = cache.run(Kernels::detect(), &Serial, 299, 1, false);
         for head in 0..s.heads {
             let exact = cache.exact(299, head, false);
@@ -333,7 +93,7 @@ fn quantised_attention_is_near_attention() {
 fn tokens_take_the_bytes_of_their_formats() {
     for dim in [64, 128, 256] {
         let s = shape(1, 1, dim, dim);
-        let bytes = |k, v| KvLayout { shape: s, k, v }.bytes_per_token() as f64;
+        let bytes = |k, v| KvLayout { shape: s, k, v, summaries: false }.bytes_per_token() as f64;
         let f16 = bytes(KvFormat::F16, KvFormat::F16);
         assert_eq!(f16, 4.0 * dim as f64);
         assert!(bytes(KvFormat::Q8, KvFormat::Q8) <= 0.53 * f16);
@@ -341,7 +101,7 @@ fn tokens_take_the_bytes_of_their_formats() {
         assert!(bytes(KvFormat::Q4Channel, KvFormat::Q4) <= 0.29 * f16);
         assert_eq!(8.0 * bytes(KvFormat::Q4Channel, KvFormat::Q4), (4.75 + 4.5) * dim as f64);
         for (k, v) in FORMATS {
-            let layout = KvLayout { shape: s, k, v };
+            let layout = KvLayout { shape: s, k, v, summaries: false };
             assert_eq!(2 * layout.page_len(), PAGE_TOKENS * layout.bytes_per_token());
         }
     }
@@ -354,7 +114,7 @@ fn odd_rows_are_stored() {
     for row in [vec![0.0; 40], vec![f32::NAN; 40], vec![f32::INFINITY; 40], vec![1e-30; 40], vec![-3e38; 40]]
     {
         for (k, v) in FORMATS {
-            let layout = KvLayout { shape: shape(1, 1, 40, 40), k, v };
+            let layout = KvLayout { shape: shape(1, 1, 40, 40), k, v, summaries: false };
             let mut page = vec![0; layout.page_len()];
             kernels.write_kv(&layout, &mut page, 31, &row, &row);
             if k == KvFormat::Q4Channel {
@@ -574,7 +334,7 @@ proptest! {
         let tokens: usize = cuts.iter().sum();
         let (k, v) = format.map_or((KvFormat::F16, KvFormat::F16), |i| FORMATS[i]);
         let shape = shape(group * kv_heads, kv_heads, k_dim, v_dim);
-        let mut cache = Cache::with(KvLayout { shape, k, v }, tokens, seed);
+        let mut cache = Cache::with(KvLayout { shape, k, v, summaries: false }, tokens, seed);
         (cache.window, cache.soft_cap) = (window, cap);
         let kernels = Kernels::available();
         let whole = cache.run(kernels[0], &Serial, 0, tokens, sinks);

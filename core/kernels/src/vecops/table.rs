@@ -58,7 +58,7 @@ macro_rules! vec_ops {
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             soften: $crate::attention::stages::soften
-                = (positions: &std::ops::Range<usize>, row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
+                = (pages: u16, row: usize, work: &mut $crate::attention::work::Work<'_>) -> ();
             values_f16: $crate::attention::stages::values_f16 = (
                 block: &$crate::attention::stages::Block<'_, $crate::attention::rows::F16Rows<'_>>,
                 work: &mut $crate::attention::work::Work<'_>
@@ -113,6 +113,8 @@ macro_rules! vec_ops {
                 next: $crate::attention::rows::Q4Rows<'_>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
+            page_bounds: $crate::attention::summary::page_bounds
+                = (q: (&[f32], usize), pages: &$crate::attention::summary::Summaries<'_>, out: &mut [f32], stride: usize) -> ();
             merge: $crate::attention::stages::merge = (
                 into: &mut $crate::attention::work::State<'_>,
                 from: &$crate::attention::work::State<'_>

@@ -126,6 +126,7 @@ private fun KvOptions.toFfi(): KvConfig = KvConfig(
             policy.recent.positive("recent"),
             policy.top.positive("top"),
         )
+        is KvPolicy.Pages -> FfiKvPolicy.Pages(policy.tokens.positive("tokens"))
     },
     evict = when (evict) {
         EvictWhen.Asked -> FfiEvictWhen.Asked

@@ -7,7 +7,7 @@ import dev.pannier.ffi.KvType as FfiKvType
  * [Model]. [MemoryPlan.kvBytes] tells what a choice takes, before anything is loaded.
  *
  * What does not go together is [PannierException.InvalidArgument] when the model is planned or loaded: counts that are not positive, and
- * [EvictWhen.Above] with [KvPolicy.KeepAll].
+ * [EvictWhen.Above] with [KvPolicy.KeepAll] or [KvPolicy.Pages].
  *
  * @property type element types of keys and values. All but [KvType.F16] save memory and change answers a little.
  * @property policy what may be forgotten. Answers change when something is.
@@ -35,7 +35,7 @@ public enum class KvType(internal val ffi: FfiKvType) {
     /** Both in 4 bits, those of the first and the last layer in 8: about a quarter of the memory. */
     Q4(FfiKvType.Q4),
 
-    /** As [Q4], but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with [KvPolicy.KeepAll]. */
+    /** As [Q4], but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with [KvPolicy.KeepAll] and [KvPolicy.Pages]. */
     Q4_CHANNEL(FfiKvType.Q4_CHANNEL),
 }
 
@@ -59,6 +59,12 @@ public sealed interface KvPolicy {
         public val recent: Int = 1024,
         public val top: Int = 512,
     ) : KvPolicy
+
+    /**
+     * Nothing is forgotten, but each new token reads only [tokens] others: the first and the newest, and of those between the pages of 32 that
+     * could match best. At least 128.
+     */
+    public data class Pages(public val tokens: Int = 1536) : KvPolicy
 }
 
 /** When a [KvPolicy] acts by itself. Every time it does is a [NoticeKind.Evicted]. */

@@ -76,6 +76,8 @@ class OptionsTest {
             KvOptions(policy = KvPolicy.Window(recent = 0)),
             KvOptions(policy = KvPolicy.Sinks(sinks = -1)),
             KvOptions(policy = KvPolicy.HeavyHitters(top = 0)),
+            KvOptions(policy = KvPolicy.Pages(tokens = 96)),
+            KvOptions(policy = KvPolicy.Pages(), evict = EvictWhen.Above()),
             KvOptions(policy = KvPolicy.Window(), evict = EvictWhen.Above(-1)),
             KvOptions(evict = EvictWhen.Above(64)),
             KvOptions(prefixBytes = -1),
