@@ -206,7 +206,7 @@ fn guesses_change_no_bit_of_an_answer() {
                     max_tokens: Some(60),
                     sampler,
                     ignore_eog: true,
-                    speculation,
+                    speculation: Some(speculation),
                     // Of this length whatever the governor thinks of them.
                     draft_len: Some(5),
                     ..GenerationOptions::default()
