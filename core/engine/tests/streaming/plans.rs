@@ -78,7 +78,8 @@ fn chosen_pages_take_the_memory_of_their_summaries_and_the_time_of_what_is_read(
     let mut seq = cache.new_sequence();
     cache.prepare(&mut seq, model.spec().context).unwrap();
     assert_eq!(accountant.peak(), chosen.kv_bytes);
-    assert!(chosen.kv_bytes >= all.kv_bytes && chosen.scratch_bytes > all.scratch_bytes);
+    // Of so short a context the cache is one chunk of about a mebibyte, in which fewer of the longer pages fit: only the exact figure counts.
+    assert!(chosen.scratch_bytes > all.scratch_bytes);
     // A summary is a 32nd of a page of keys and values of one length.
     let (near, far) = (chosen.time.attending(128), chosen.time.attending(128 * 100));
     let step = all.time.attending(1);
