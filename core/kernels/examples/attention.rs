@@ -2,7 +2,8 @@
 //!
 //! Prefill is the last 128 queries of a prompt, in GFLOP/s of the two products; decode is one query, in microseconds. The best of
 //! many runs counts, so that other work on the machine does not. The first argument selects shapes by name, the
-//! second (`prefill` or `decode`) one of the two.
+//! second (`prefill` or `decode`) one of the two. The last column is how many tokens a query reads, where it chooses pages by their summaries;
+//! GFLOP/s are of the work that reading all of them is.
 
 use std::time::Instant;
 
@@ -21,8 +22,8 @@ fn main() {
     ];
     let wanted = std::env::args().nth(1).unwrap_or_default();
     println!(
-        "{:<14} {:<7} {:<4} {:>6} {:>15} {:>12}",
-        "shape", "isa", "kv", "tokens", "prefill GFLOP/s", "decode us"
+        "{:<14} {:<7} {:<4} {:>6} {:>15} {:>12} {:>6}",
+        "shape", "isa", "kv", "tokens", "prefill GFLOP/s", "decode us", "reads"
     );
     for (name, heads, kv_heads, dim) in shapes.into_iter().filter(|s| s.0.contains(&wanted)) {
         for kernels in Kernels::available().into_iter().skip(1) {
@@ -30,9 +31,13 @@ fn main() {
                 [KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Q4Channel]
                     .map(|format| (tokens, format))
             }) {
-                let (prefill, decode) = measure(kernels, (heads, kv_heads, dim), tokens, format);
-                let (isa, format) = (format!("{:?}", kernels.isa()), format!("{format:?}"));
-                println!("{name:<14} {isa:<7} {format:<4} {tokens:>6} {prefill:>15.1} {decode:>12.1}");
+                for reads in [tokens, 1536, 768].into_iter().filter(|&reads| reads <= tokens) {
+                    let (prefill, decode) = measure(kernels, (heads, kv_heads, dim), tokens, (format, reads));
+                    let (isa, format) = (format!("{:?}", kernels.isa()), format!("{format:?}"));
+                    println!(
+                        "{name:<14} {isa:<7} {format:<4} {tokens:>6} {prefill:>15.1} {decode:>12.1} {reads:>6}"
+                    );
+                }
             }
         }
     }
@@ -42,12 +47,13 @@ fn measure(
     kernels: &Kernels,
     (heads, kv_heads, dim): (usize, usize, usize),
     tokens: usize,
-    format: KvFormat,
+    (format, reads): (KvFormat, usize),
 ) -> (f64, f64) {
     let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim };
     // Only keys are rounded per channel.
     let v = if format == KvFormat::Q4Channel { KvFormat::Q4 } else { format };
-    let layout = KvLayout { shape, k: format, v, summaries: false };
+    let chooses = reads < tokens;
+    let layout = KvLayout { shape, k: format, v, summaries: chooses };
     // Several layers, so that decode reads from memory as it would in a model.
     let pages_per_layer = tokens.div_ceil(PAGE_TOKENS);
     let layers = (64_000_000 / (2 * pages_per_layer * layout.page_len())).clamp(1, 64);
@@ -74,7 +80,7 @@ fn measure(
     };
     let q: Vec<f32> = (0..tokens * heads * dim).map(|_| noise() * 3.0).collect();
     let mut out = vec![0.0; q.len()];
-    let mut scratch = AttentionScratch::new(&shape, 1, tokens);
+    let mut scratch = AttentionScratch::new(&shape, 1, tokens).choosing(&shape, 1, tokens);
     let mut run = |layer: usize, first: usize, n: usize| {
         let table: Vec<u32> = (0..pages_per_layer).map(|p| (layer * pages_per_layer + p) as u32).collect();
         let start = Instant::now();
@@ -96,7 +102,7 @@ fn measure(
                     table: &table,
                     first_token: 0,
                     fresh: (layout.k == KvFormat::Q4Channel).then_some(fresh),
-                    most_pages: None,
+                    most_pages: chooses.then_some(reads / PAGE_TOKENS),
                 },
                 scale: 1.0 / (dim as f32).sqrt(),
                 soft_cap: None,

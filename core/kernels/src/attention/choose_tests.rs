@@ -72,7 +72,7 @@ fn pages_that_are_not_chosen_may_hold_anything() {
     assert!(chosen[0] && chosen[18] && chosen[19]);
     let before = cache.run(Kernels::detect(), &Serial, 639, 1, false);
     let layout = cache.layout;
-    for page in 0..20 {
+    for (page, &read) in chosen.iter().enumerate() {
         let mut other = Cache::with(layout, 640, 901);
         other.most_pages = Some(5);
         let data = super::test_support::page_mut(&mut other.chunks, other.table[page], layout.page_len());
@@ -80,8 +80,8 @@ fn pages_that_are_not_chosen_may_hold_anything() {
         data[..rows].fill(0x7e00);
         for kernels in Kernels::available() {
             let after = other.run(kernels, &Threads(2), 639, 1, false);
-            assert_eq!(after.iter().all(|x| !x.is_nan()), !chosen[page], "page {page}");
-            assert!(chosen[page] || after == before, "page {page}");
+            assert_eq!(after.iter().all(|x| !x.is_nan()), !read, "page {page}");
+            assert!(read || after == before, "page {page}");
         }
     }
 }
