@@ -21,6 +21,8 @@ kv_types! {
     F16 = KvTypes::F16;
     /// Both in 8 bits: about half of the memory.
     Q8 = KvTypes::Q8;
+    /// As `Q8`, but keys are rounded per channel of a page: answers are nearer to those of halves. Cannot forget.
+    Q8Channel = KvTypes::Q8_CHANNEL;
     /// Keys in 8 bits, values in 4.
     K8V4 = KvTypes::K8V4;
     /// Both in 4 bits, of the first and last layer in 8: about a quarter of the memory.

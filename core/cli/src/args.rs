@@ -103,8 +103,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub ctx: Option<u32>,
 
-    /// Element type of the KV cache: f16, q8, k8v4, q4 (first and last layer in int8), q4-everywhere, all with rotated keys; q4-channel (keys scaled per
-    /// channel instead, with nothing that a policy could forget); q8-naive, q4-naive. All but f16 save memory and change answers a little.
+    /// Element type of the KV cache: f16, q8, k8v4, q4 (first and last layer in int8), q4-everywhere, all with rotated keys; q8-channel, k8v4-channel and
+    /// q4-channel (keys scaled per channel instead: nearer to f16, but with nothing that a policy could forget); q8-naive, q4-naive. All but f16 save
+    /// memory and change answers a little.
     #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
     pub kv_type: KvTypes,
 

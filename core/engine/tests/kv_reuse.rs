@@ -40,7 +40,7 @@ const CHANNEL: KvTypes = KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL };
 #[test]
 fn a_resumed_prefix_has_the_logits_of_a_cold_one() {
     for name in MODELS {
-        for types in [KvTypes::F16, KvTypes::Q8, CHANNEL] {
+        for types in [KvTypes::F16, KvTypes::Q8, KvTypes::Q8_CHANNEL, CHANNEL] {
             let model = open(&tiny(&format!("{name}.gguf")));
             let n = 120.min(model.spec().context);
             let ids = tokens(n, model.spec().vocab);

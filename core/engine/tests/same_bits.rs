@@ -121,7 +121,7 @@ fn instruction_sets_change_no_bit_with(model: &Arc<LoadedModel>, types: KvTypes)
 
 #[test]
 fn truncated_and_forked_sequences_continue_as_fresh_ones() {
-    for kv in [KvTypes::F16, KvTypes::Q4, KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL }] {
+    for kv in [KvTypes::F16, KvTypes::Q4, KvTypes::Q8_CHANNEL, KvTypes { edges: 0, ..KvTypes::Q4_CHANNEL }] {
         truncated_and_forked_sequences_continue_with(kv);
     }
 }

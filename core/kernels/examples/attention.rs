@@ -28,7 +28,7 @@ fn main() {
     for (name, heads, kv_heads, dim) in shapes.into_iter().filter(|s| s.0.contains(&wanted)) {
         for kernels in Kernels::available().into_iter().skip(1) {
             for (tokens, format) in [128, 1024, 4096, 8192].into_iter().flat_map(|tokens| {
-                [KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Q4Channel]
+                [KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Q4Channel, KvFormat::Q8Channel]
                     .map(|format| (tokens, format))
             }) {
                 for reads in [tokens, 1536, 768].into_iter().filter(|&reads| reads <= tokens) {
@@ -51,7 +51,11 @@ fn measure(
 ) -> (f64, f64) {
     let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim };
     // Only keys are rounded per channel.
-    let v = if format == KvFormat::Q4Channel { KvFormat::Q4 } else { format };
+    let v = match format {
+        KvFormat::Q4Channel => KvFormat::Q4,
+        KvFormat::Q8Channel => KvFormat::Q8,
+        other => other,
+    };
     let chooses = reads < tokens;
     let layout = KvLayout { shape, k: format, v, summaries: chooses };
     // Several layers, so that decode reads from memory as it would in a model.
@@ -101,7 +105,7 @@ fn measure(
                     page_len: layout.page_len(),
                     table: &table,
                     first_token: 0,
-                    fresh: (layout.k == KvFormat::Q4Channel).then_some(fresh),
+                    fresh: (layout.k.per_channel()).then_some(fresh),
                     most_pages: chooses.then_some(reads / PAGE_TOKENS),
                 },
                 scale: 1.0 / (dim as f32).sqrt(),

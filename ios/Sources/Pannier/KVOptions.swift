@@ -30,6 +30,8 @@ public enum KVType: Sendable, Hashable, CaseIterable {
     case f16
     /// Keys and values in 8 bits: about half of the memory.
     case q8
+    /// As ``q8``, but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with ``KVPolicy/keepAll`` and ``KVPolicy/pages(tokens:)``.
+    case q8Channel
     /// Keys in 8 bits, values in 4.
     case k8v4
     /// Both in 4 bits, those of the first and the last layer in 8: about a quarter of the memory.

@@ -23,6 +23,7 @@ extension KVType {
         switch self {
         case .f16: .f16
         case .q8: .q8
+        case .q8Channel: .q8Channel
         case .k8v4: .k8v4
         case .q4: .q4
         case .q4Channel: .q4Channel

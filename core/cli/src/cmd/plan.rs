@@ -89,7 +89,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "VIEW", default_value_t)]
     precision: WeightPrecision,
 
-    /// Element type of the KV cache: f16, q8, k8v4, q4, q4-channel.
+    /// Element type of the KV cache: f16, q8, q8-channel, k8v4, k8v4-channel, q4, q4-channel.
     #[arg(long, value_name = "TYPE", default_value_t = KvTypes::F16)]
     kv_type: KvTypes,
 

@@ -9,10 +9,11 @@ use std::io::Cursor;
 
 const PLAIN: KvGeometry =
     KvGeometry { kv_heads: 1, k_dim: 4, v_dim: 8, window: None, k: KvType::F16, v: KvType::Q8, summaries: false };
-const LAYERS: [KvGeometry; 3] = [
+const LAYERS: [KvGeometry; 4] = [
     PLAIN,
     KvGeometry { window: Some(40), k: KvType::Q4, v: KvType::Q4, ..PLAIN },
     KvGeometry { k: KvType::Q4Channel, v: KvType::Q4, ..PLAIN },
+    KvGeometry { k: KvType::Q8Channel, v: KvType::Q8, ..PLAIN },
 ];
 const LIMITS: Limits = Limits { context: 4096, vocab: 1000, state: 0 };
 

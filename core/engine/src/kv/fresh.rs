@@ -1,10 +1,10 @@
-//! Halves of the newest keys, for layers whose keys are rounded per channel of a page ([`KvType::Q4Channel`](super::KvType)).
+//! Halves of the newest keys, for layers whose keys are rounded per channel of a page ([`KvType::is_per_channel`](super::KvType)).
 //!
 //! ```text
 //! prepare    a fresh page for each page that the new tokens touch; one that others share is copied first
-//! write      keys go into the fresh page; with its 32nd row the int4 form in the page itself is computed, and computed again when tokens
+//! write      keys go into the fresh page; with its 32nd row the integers in the page itself is computed, and computed again when tokens
 //!            were taken back and others come
-//! attention  a query reads its own page as halves and all earlier ones as int4
+//! attention  a query reads its own page as halves and all earlier ones as integers
 //! commit     the page that the end is in and the full one before it stay, older ones go: 32 tokens can be taken back
 //! ```
 //!

@@ -16,7 +16,7 @@ const GLOBAL: KvGeometry = KvGeometry {
 };
 const LAYERS: [KvGeometry; 3] = [
     GLOBAL,
-    KvGeometry { window: Some(40), v: KvType::F16, ..GLOBAL },
+    KvGeometry { window: Some(40), k: KvType::Q8Channel, v: KvType::F16, ..GLOBAL },
     KvGeometry {
         kv_heads: 1,
         k_dim: 32,
@@ -79,7 +79,7 @@ fn check(cache: &KvCache, seq: &Sequence, naive: &Naive) {
     assert_eq!(seq.len(), len);
     for (layer, geometry) in LAYERS.iter().enumerate() {
         let (pages, layout) = (cache.pages(seq, layer).unwrap(), geometry.layout());
-        assert_eq!(pages.fresh.is_some(), geometry.k == KvType::Q4Channel);
+        assert_eq!(pages.fresh.is_some(), geometry.k.is_per_channel());
         let of_page = layout.fresh();
         for index in pages.first_token / PAGE_TOKENS..len.div_ceil(PAGE_TOKENS) {
             let ids = &naive.ids[index * PAGE_TOKENS..len.min((index + 1) * PAGE_TOKENS)];

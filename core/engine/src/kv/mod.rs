@@ -43,7 +43,7 @@ pub use types::{KvType, KvTypes};
 use crate::memory::Accountant;
 use crate::{Error, Result};
 use fresh::Fresh;
-use pannier_kernels::{AttentionShape, Kernels, KvFormat, KvLayout, KvPages, LEAST_PAGES, PAGE_TOKENS};
+use pannier_kernels::{AttentionShape, Kernels, KvLayout, KvPages, LEAST_PAGES, PAGE_TOKENS};
 use pool::PagePool;
 use prefix::PrefixCache;
 use sequence::{Returns, Table};
@@ -90,7 +90,7 @@ impl KvGeometry {
 
     /// Words of a page of fresh keys, if there are any.
     fn fresh_len(&self) -> Option<usize> {
-        (self.k.format() == KvFormat::Q4Channel).then(|| self.layout().fresh().page_len())
+        (self.k.is_per_channel()).then(|| self.layout().fresh().page_len())
     }
 
     /// Pages of fresh keys, and the bytes of one, that a sequence of up to `len` tokens has at most while the last `n` of them are computed.
@@ -152,7 +152,7 @@ impl KvOptions {
     /// may be forgotten.
     /// [`Error::Unsupported`]: rows of pages with scales per channel cannot be moved, so nothing of them can be forgotten.
     pub fn check(&self) -> Result<()> {
-        if self.policy.keeps().is_some() && self.types.k == KvType::Q4Channel {
+        if self.policy.keeps().is_some() && self.types.k.is_per_channel() {
             return Err(cannot_forget(&format!("the KV type {}", self.types), self.policy));
         }
         let bad = |option, reason| Err(Error::BadOption { option, reason });
@@ -239,7 +239,7 @@ impl KvCache {
             values
                 .and_then(|values| values.checked_mul(geometry.kv_heads))
                 .and_then(|values| values.checked_mul(16 * PAGE_TOKENS))
-                .filter(|&len| len > 0 && len < u32::MAX as usize && geometry.v != KvType::Q4Channel)
+                .filter(|&len| len > 0 && len < u32::MAX as usize && !geometry.v.is_per_channel())
                 .ok_or_else(|| Error::internal(format!("KV geometry {geometry:?}")))?;
             // Padding makes rows of a few values up to nine times as long; that cannot overflow either.
             let page_len = geometry.layout().page_len();

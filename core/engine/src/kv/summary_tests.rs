@@ -12,10 +12,11 @@ const GLOBAL: KvGeometry = KvGeometry {
     v: KvType::Q8,
     summaries: false,
 };
-const LAYERS: [KvGeometry; 4] = [
+const LAYERS: [KvGeometry; 5] = [
     GLOBAL,
     KvGeometry { window: Some(40), ..GLOBAL },
     KvGeometry { k: KvType::Q4Channel, v: KvType::Q4, ..GLOBAL },
+    KvGeometry { k: KvType::Q8Channel, ..GLOBAL },
     KvGeometry { kv_heads: 1, k_dim: 32, v_dim: 32, k: KvType::Q8, ..GLOBAL },
 ];
 const POLICY: KvPolicy = KvPolicy::Pages { tokens: 128 };
@@ -64,7 +65,7 @@ fn check(cache: &KvCache, seq: &Sequence, ids: &[u32]) {
                 Kernels::detect().write_kv(&layout, &mut expected, slot, &k, &v);
                 Kernels::detect().write_kv(&layout.fresh(), &mut halves, slot, &k, &[]);
             }
-            if geometry.k == KvType::Q4Channel {
+            if geometry.k.is_per_channel() {
                 layout.close_keys(&halves, &mut expected);
             }
             layout.summarise(&mut expected);

@@ -22,6 +22,8 @@ pub enum KvType {
     /// Keys only: int4 with a scale and an offset per channel of a page, the newest page in half precision (arXiv:2402.02750). Nothing of it
     /// can be evicted.
     Q4Channel,
+    /// Keys only: int8 with a scale and an offset per channel of a page, otherwise as [`KvType::Q4Channel`].
+    Q8Channel,
 }
 
 impl KvType {
@@ -32,12 +34,18 @@ impl KvType {
             KvType::Q8 | KvType::Q8Rotated => KvFormat::Q8,
             KvType::Q4 | KvType::Q4Rotated => KvFormat::Q4,
             KvType::Q4Channel => KvFormat::Q4Channel,
+            KvType::Q8Channel => KvFormat::Q8Channel,
         }
     }
 
     /// Whether keys of this type, and the queries that meet them, are rotated.
     pub fn is_rotated(self) -> bool {
         matches!(self, KvType::Q8Rotated | KvType::Q4Rotated)
+    }
+
+    /// Whether scales belong to channels of a page, so that no position can leave it.
+    pub fn is_per_channel(self) -> bool {
+        self.format().per_channel()
     }
 
     fn is_int4(self) -> bool {
@@ -57,10 +65,12 @@ pub struct KvTypes {
 }
 
 /// The names, and what they stand for.
-const NAMES: [(&str, KvTypes); 11] = [
+const NAMES: [(&str, KvTypes); 13] = [
     ("f16", KvTypes::F16),
     ("q8", KvTypes::Q8),
+    ("q8-channel", KvTypes::Q8_CHANNEL),
     ("k8v4", KvTypes::K8V4),
+    ("k8v4-channel", KvTypes { k: KvType::Q8Channel, ..KvTypes::K8V4 }),
     ("q4", KvTypes::Q4),
     ("q4-channel", KvTypes::Q4_CHANNEL),
     ("q4-everywhere", KvTypes { edges: 0, ..KvTypes::Q4 }),
@@ -77,6 +87,8 @@ impl KvTypes {
     pub const F16: KvTypes = KvTypes { k: KvType::F16, v: KvType::F16, edges: 0 };
     /// Both in int8, keys rotated: about half.
     pub const Q8: KvTypes = KvTypes { k: KvType::Q8Rotated, v: KvType::Q8, edges: 0 };
+    /// Both in int8, keys per channel.
+    pub const Q8_CHANNEL: KvTypes = KvTypes { k: KvType::Q8Channel, v: KvType::Q8, edges: 0 };
     /// Rotated keys in int8, values in int4.
     pub const K8V4: KvTypes = KvTypes { k: KvType::Q8Rotated, v: KvType::Q4, edges: 1 };
     /// Rotated keys and values in int4: about a quarter.
@@ -89,7 +101,8 @@ impl KvTypes {
     pub fn of_layer(self, layer: usize, layers: usize) -> (KvType, KvType) {
         let edge = layer < self.edges || layer.saturating_add(self.edges) >= layers;
         let of = |ty: KvType, eight| if edge && ty.is_int4() { eight } else { ty };
-        (of(self.k, KvType::Q8Rotated), of(self.v, KvType::Q8))
+        let keys = if self.k.is_per_channel() { KvType::Q8Channel } else { KvType::Q8Rotated };
+        (of(self.k, keys), of(self.v, KvType::Q8))
     }
 
     /// The names that [`FromStr`] knows.
@@ -132,7 +145,7 @@ mod tests {
         let layers: Vec<_> = (0..4).map(|layer| KvTypes::Q4.of_layer(layer, 4)).collect();
         let (edge, middle) = ((KvType::Q8Rotated, KvType::Q8), (KvType::Q4Rotated, KvType::Q4));
         assert_eq!(layers, [edge, middle, middle, edge]);
-        assert_eq!(KvTypes::Q4_CHANNEL.of_layer(3, 4), edge);
+        assert_eq!(KvTypes::Q4_CHANNEL.of_layer(3, 4), (KvType::Q8Channel, KvType::Q8));
         assert_eq!(KvTypes::Q4_CHANNEL.of_layer(2, 4), (KvType::Q4Channel, KvType::Q4));
         assert_eq!(KvTypes::F16.of_layer(0, 4), (KvType::F16, KvType::F16));
         assert_eq!(KvTypes::Q4.of_layer(0, 1), edge);

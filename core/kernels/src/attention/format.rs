@@ -11,13 +11,12 @@
 //! ```
 //!
 //! These three are written token by token and never rewritten, so what a position holds does not depend on how a prompt was cut.
-//! [`KvFormat::Q4Channel`], for keys only, is written page by page: see `channel.rs`.
+//! [`KvFormat::Q4Channel`] and [`KvFormat::Q8Channel`], for keys only, are written page by page: see `channel.rs`.
 
 use std::ops::Range;
 
-use super::channel::GROUP_BYTES;
 use super::quantise::{quantise_q4, quantise_q8};
-use super::{AttentionShape, PAGE_TOKENS};
+use super::{AttentionShape, PAGE_TOKENS, channel4, channel8};
 use crate::isa::Kernels;
 use crate::math::LANES;
 
@@ -37,14 +36,21 @@ pub enum KvFormat {
     /// int4 with a scale and an offset per channel of a page: 4.75 bits. Keys only; those of the page that a query is in are halves, which
     /// lie elsewhere ([`KvLayout::fresh`]).
     Q4Channel,
+    /// int8 with a scale and an offset per channel of a page: 8.5 bits. Otherwise as [`KvFormat::Q4Channel`].
+    Q8Channel,
 }
 
 impl KvFormat {
+    /// Whether scales belong to channels of a page, so that keys are written when their page is full.
+    pub fn per_channel(self) -> bool {
+        matches!(self, KvFormat::Q4Channel | KvFormat::Q8Channel)
+    }
+
     /// 16-bit words of one row, without its scales.
     pub(crate) fn row_words(self, dim: usize) -> usize {
         match self {
             KvFormat::F16 => dim,
-            KvFormat::Q8 => dim.next_multiple_of(LANES) / 2,
+            KvFormat::Q8 | KvFormat::Q8Channel => dim.next_multiple_of(LANES) / 2,
             KvFormat::Q4 | KvFormat::Q4Channel => dim.div_ceil(Q4_GROUP) * (Q4_GROUP / 4),
         }
     }
@@ -52,7 +58,7 @@ impl KvFormat {
     /// Scales of one row, a word each; those of channels are no row's.
     pub(crate) fn row_scales(self, dim: usize) -> usize {
         match self {
-            KvFormat::F16 | KvFormat::Q4Channel => 0,
+            KvFormat::F16 | KvFormat::Q4Channel | KvFormat::Q8Channel => 0,
             KvFormat::Q8 => 1,
             KvFormat::Q4 => dim.div_ceil(Q4_GROUP),
         }
@@ -65,7 +71,11 @@ impl KvFormat {
 
     /// Bytes of a row of `dim` values, its scales (or its share of those of a page) included.
     pub fn row_bytes(self, dim: usize) -> usize {
-        let of_page = if self == KvFormat::Q4Channel { dim.div_ceil(Q4_GROUP) * GROUP_BYTES } else { 0 };
+        let of_page = match self {
+            KvFormat::F16 | KvFormat::Q8 | KvFormat::Q4 => 0,
+            KvFormat::Q4Channel => dim.div_ceil(Q4_GROUP) * channel4::GROUP_BYTES,
+            KvFormat::Q8Channel => dim.div_ceil(LANES) * channel8::CHUNK_BYTES,
+        };
         2 * (self.row_words(dim) + self.row_scales(dim)) + of_page
     }
 }
@@ -148,7 +158,7 @@ impl KvLayout {
     /// If a page is too short or a slot is none, and for keys whose scales belong to a page.
     pub fn copy_row(&self, kv_head: usize, from: (&[u16], usize), to: (&mut [u16], usize)) {
         assert!(from.1 < PAGE_TOKENS && to.1 < PAGE_TOKENS, "slots {} and {}", from.1, to.1);
-        assert!(self.k != KvFormat::Q4Channel, "a key of {:?} cannot leave its page", self.k);
+        assert!(!self.k.per_channel(), "a key of {:?} cannot leave its page", self.k);
         let areas = [
             (self.keys(kv_head), self.k, self.shape.k_dim),
             (self.values(kv_head), self.v, self.shape.v_dim),
@@ -166,7 +176,7 @@ impl KvLayout {
 
 impl Kernels {
     /// Writes one token's keys (kv_heads x k_dim) and values (kv_heads x v_dim) into a slot (0..32) of a page, rounded to the
-    /// formats of the layout. Keys of [`KvFormat::Q4Channel`] are left out: they are written into a page of [`KvLayout::fresh`], and
+    /// formats of the layout. Keys with scales per channel are left out: they are written into a page of [`KvLayout::fresh`], and
     /// [`KvLayout::close_keys`] brings them here when the page is full.
     ///
     /// # Panics
@@ -193,7 +203,7 @@ impl Kernels {
             KvFormat::F16 => self.to_f16(row, to),
             KvFormat::Q8 => quantise_q8(row, to, scales),
             KvFormat::Q4 => quantise_q4(row, to, scales),
-            KvFormat::Q4Channel => {}
+            KvFormat::Q4Channel | KvFormat::Q8Channel => {}
         }
     }
 }

@@ -36,7 +36,9 @@
 //! A *tile* is up to 32 rows, each a (query, head) pair of one KV head, that share every load of K and V. Few rows (decode) read the f16
 //! pages directly; many rows (prefill) convert a page once, K transposed, so that lanes are positions and no horizontal sum is needed.
 
-pub(crate) mod channel;
+mod channel;
+pub(crate) mod channel4;
+pub(crate) mod channel8;
 mod choose;
 mod format;
 mod observe;
@@ -81,7 +83,7 @@ pub struct KvPages<'a> {
     pub table: &'a [u32],
     /// Positions below this are gone, and the table entries of pages wholly below it are not looked at.
     pub first_token: usize,
-    /// Keys of the newest pages, for [`KvFormat::Q4Channel`].
+    /// Keys of the newest pages, where keys have scales per channel.
     pub fresh: Option<FreshKeys<'a>>,
     /// A query reads at most so many pages, chosen by their summaries: the layout must have some, the layer no window, and the number be
     /// at least [`LEAST_PAGES`]. `None`: all.

@@ -90,6 +90,15 @@ pub(super) fn read(format: KvFormat, area: &[u16], dim: usize, slot: usize) -> (
             };
             ((0..dim).map(value).collect(), 1.0)
         }
+        KvFormat::Q8Channel => {
+            let (offsets, scales) = scales.split_at(dim.next_multiple_of(16) / 2);
+            let value = |i: usize| {
+                let of = |words: &[u16]| words[i / 2].to_le_bytes()[i % 2];
+                let d = f16::from_bits(u16::from(of(scales)) * 128).to_f32();
+                d * (f32::from(byte(i) as i8) + 16.0 * f32::from(of(offsets) as i8))
+            };
+            ((0..dim).map(value).collect(), 1.0)
+        }
         KvFormat::Q4Channel => {
             let padded = dim.next_multiple_of(Q4_GROUP);
             let (offsets, scales) = scales.split_at(padded);
@@ -110,8 +119,8 @@ pub(super) fn attend(query: &Query<'_>) -> Vec<f32> {
     let end = query.position + 1;
     let first = query.window.map_or(0, |w| end.saturating_sub(w)).max(kv.first_token);
     let key = |t: usize| {
-        if let (KvFormat::Q4Channel, true, Some(fresh)) =
-            (kv.layout.k, t / PAGE_TOKENS == query.position / PAGE_TOKENS, &kv.fresh)
+        if let (true, true, Some(fresh)) =
+            (kv.layout.k.per_channel(), t / PAGE_TOKENS == query.position / PAGE_TOKENS, &kv.fresh)
         {
             let area = &fresh.page(t / PAGE_TOKENS)[query.kv_head * PAGE_TOKENS * shape.k_dim..];
             let area = &area[..PAGE_TOKENS * shape.k_dim];

@@ -8,7 +8,7 @@ use super::schedule::{Common, Tile};
 use super::scratch::ROW_BLOCK;
 use super::stages::{Block, Scores};
 use super::work::Work;
-use super::{KvFormat, PAGE_TOKENS, PART_TOKENS};
+use super::{PAGE_TOKENS, PART_TOKENS};
 use crate::isa::Kernels;
 use crate::math::LANES;
 use crate::vecops::call;
@@ -42,14 +42,17 @@ struct Page<'a> {
     values: AnyRows<'a>,
 }
 
-/// Calls the entry for the format of a page and the next one, which are the same; only keys have the last one.
+/// Calls the entry for the format of a page and the next one, which are the same; only keys have the last two.
 macro_rules! by_format {
-    ($rows:expr, $next:expr, |$r:ident, $n:ident| $f16:expr, $q8:expr, $q4:expr $(, $channel:expr)?) => {
+    ($rows:expr, $next:expr, |$r:ident, $n:ident| $f16:expr, $q8:expr, $q4:expr $(, $channel4:expr, $channel8:expr)?) => {
         match ($rows, $next) {
             (AnyRows::F16($r), AnyRows::F16($n)) => $f16,
             (AnyRows::Q8($r), AnyRows::Q8($n)) => $q8,
             (AnyRows::Q4($r), AnyRows::Q4($n)) => $q4,
-            $((AnyRows::Q4Channel($r), AnyRows::Q4Channel($n)) => $channel,)?
+            $(
+                (AnyRows::Q4Channel($r), AnyRows::Q4Channel($n)) => $channel4,
+                (AnyRows::Q8Channel($r), AnyRows::Q8Channel($n)) => $channel8,
+            )?
             _ => unreachable!("the pages of a layer have one format"),
         }
     };
@@ -61,7 +64,7 @@ impl<'a> Page<'a> {
         let (layout, data) = (&kv.layout, kv.page(index));
         let keys = match &kv.fresh {
             // All queries of the tile are in this page.
-            Some(fresh) if layout.k == KvFormat::Q4Channel && index == first_pos / PAGE_TOKENS => {
+            Some(fresh) if layout.k.per_channel() && index == first_pos / PAGE_TOKENS => {
                 AnyRows::keys(&layout.fresh(), fresh.page(index), tile.kv_head)
             }
             _ => AnyRows::keys(layout, data, tile.kv_head),
@@ -104,7 +107,8 @@ impl Kernels {
                     },
                     call!(self, scores_q8(&Block { page, next, slots: &slots, row, rows }, work)),
                     call!(self, scores_q4(&Block { page, next, slots: &slots, row, rows }, work)),
-                    call!(self, scores_q4_channel(&Block { page, next, slots: &slots, row, rows }, work))
+                    call!(self, scores_q4_channel(&Block { page, next, slots: &slots, row, rows }, work)),
+                    call!(self, scores_q8_channel(&Block { page, next, slots: &slots, row, rows }, work))
                 );
                 for row in row..row + rows {
                     call!(self, scale_scores(scores(tile, page), &slots, row, work));
@@ -142,7 +146,8 @@ impl Kernels {
             |keys, next| call!(self, convert_keys(keys, next, work)),
             call!(self, convert_keys_q8(keys, next, work)),
             call!(self, convert_keys_q4(keys, next, work)),
-            call!(self, convert_keys_q4_channel(keys, next, work))
+            call!(self, convert_keys_q4_channel(keys, next, work)),
+            call!(self, convert_keys_q8_channel(keys, next, work))
         );
         for row in (0..tile.rows).step_by(ROW_BLOCK) {
             let spans = block_slots(tile, row, page.index);

@@ -3,7 +3,8 @@
 //! A scale per token is folded into the score (K) or into the probability (V) by the caller, so that int8 rows stay unscaled here.
 //! Scales of parts of a row cannot be folded: int4 rows are scaled, which is exact (4 bits times 11).
 
-use super::channel::ChannelRows;
+use super::channel4::Channel4Rows;
+use super::channel8::Channel8Rows;
 use super::format::{KvFormat, Q4_GROUP};
 use super::{KvLayout, PAGE_TOKENS};
 use crate::math::{LANES, Lanes, load_part_f16};
@@ -59,7 +60,8 @@ pub(super) enum AnyRows<'a> {
     F16(F16Rows<'a>),
     Q8(Q8Rows<'a>),
     Q4(Q4Rows<'a>),
-    Q4Channel(ChannelRows<'a>),
+    Q4Channel(Channel4Rows<'a>),
+    Q8Channel(Channel8Rows<'a>),
 }
 
 impl<'a> AnyRows<'a> {
@@ -69,7 +71,8 @@ impl<'a> AnyRows<'a> {
             KvFormat::F16 => AnyRows::F16(F16Rows::new(rows, dim)),
             KvFormat::Q8 => AnyRows::Q8(Q8Rows::new(rows, scales, dim)),
             KvFormat::Q4 => AnyRows::Q4(Q4Rows::new(rows, scales, dim)),
-            KvFormat::Q4Channel => AnyRows::Q4Channel(ChannelRows::new(area, dim)),
+            KvFormat::Q4Channel => AnyRows::Q4Channel(Channel4Rows::new(area, dim)),
+            KvFormat::Q8Channel => AnyRows::Q8Channel(Channel8Rows::new(rows, scales, dim)),
         }
     }
 
@@ -85,7 +88,7 @@ impl<'a> AnyRows<'a> {
     pub(super) fn factors(&self) -> Option<&'a [u16; PAGE_TOKENS]> {
         match self {
             AnyRows::Q8(rows) => rows.scales.first_chunk(),
-            AnyRows::F16(_) | AnyRows::Q4(_) | AnyRows::Q4Channel(_) => None,
+            AnyRows::F16(_) | AnyRows::Q4(_) | AnyRows::Q4Channel(_) | AnyRows::Q8Channel(_) => None,
         }
     }
 }

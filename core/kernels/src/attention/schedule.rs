@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::choose::{Chosen, LEAST, TOGETHER};
 use super::scratch::{SPLIT_TILES, TILE_ROWS, padded, slot_len};
 use super::work::{State, Work};
-use super::{AttentionJob, AttentionScratch, AttentionShape, KvFormat, KvPages, PAGE_TOKENS, PART_TOKENS};
+use super::{AttentionJob, AttentionScratch, AttentionShape, KvPages, PAGE_TOKENS, PART_TOKENS};
 use crate::isa::Kernels;
 use crate::parallel::Parallel;
 use crate::vecops::call;
@@ -322,9 +322,9 @@ impl Kernels {
 impl KvPages<'_> {
     /// How many queries from this one on can be computed together.
     fn together(&self, position: usize) -> usize {
-        match (self.layout.k, self.most_pages) {
+        match (self.layout.k.per_channel(), self.most_pages) {
             // Queries of one page read the same page as halves.
-            (KvFormat::Q4Channel, _) => {
+            (true, _) => {
                 assert!(
                     self.fresh.is_some_and(|fresh| fresh.holds(position / PAGE_TOKENS)),
                     "fresh keys of the page of position {position}"

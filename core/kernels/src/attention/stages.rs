@@ -7,7 +7,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::channel::ChannelRows;
+use super::channel4::Channel4Rows;
+use super::channel8::Channel8Rows;
 use super::rows::{F16Rows, F32Rows, Q4Rows, Q8Rows, Rows};
 use super::scratch::{ROW_BLOCK, SCORE_STRIDE, TILE_ROWS};
 use super::work::{State, Work};
@@ -59,7 +60,13 @@ pub(crate) fn scores_q4<S: Lanes>(s: S, block: &Block<'_, Q4Rows<'_>>, work: &mu
 
 /// [`scores_f16`] with int4 keys that are scaled per channel.
 #[inline(always)]
-pub(crate) fn scores_q4_channel<S: Lanes>(s: S, block: &Block<'_, ChannelRows<'_>>, work: &mut Work<'_>) {
+pub(crate) fn scores_q4_channel<S: Lanes>(s: S, block: &Block<'_, Channel4Rows<'_>>, work: &mut Work<'_>) {
+    scores_direct(s, block, work);
+}
+
+/// [`scores_f16`] with int8 keys that are scaled per channel.
+#[inline(always)]
+pub(crate) fn scores_q8_channel<S: Lanes>(s: S, block: &Block<'_, Channel8Rows<'_>>, work: &mut Work<'_>) {
     scores_direct(s, block, work);
 }
 
@@ -332,8 +339,19 @@ pub(crate) fn convert_keys_q4<S: Lanes>(s: S, keys: Q4Rows<'_>, next: Q4Rows<'_>
 #[inline(always)]
 pub(crate) fn convert_keys_q4_channel<S: Lanes>(
     s: S,
-    keys: ChannelRows<'_>,
-    next: ChannelRows<'_>,
+    keys: Channel4Rows<'_>,
+    next: Channel4Rows<'_>,
+    work: &mut Work<'_>,
+) {
+    convert_any_keys(s, keys, next, work);
+}
+
+/// [`convert_keys`] of int8 keys that are scaled per channel.
+#[inline(always)]
+pub(crate) fn convert_keys_q8_channel<S: Lanes>(
+    s: S,
+    keys: Channel8Rows<'_>,
+    next: Channel8Rows<'_>,
     work: &mut Work<'_>,
 ) {
     convert_any_keys(s, keys, next, work);

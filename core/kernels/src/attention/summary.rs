@@ -20,7 +20,8 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::channel::channel_scales;
+use super::channel4;
+use super::channel8;
 use super::format::{KvFormat, KvLayout, Q4_GROUP};
 use super::scratch::{ROW_BLOCK, padded};
 use super::{KvPages, PAGE_TOKENS};
@@ -127,20 +128,31 @@ impl<'a> Keys<'a> {
             }
             KvFormat::Q8 => {
                 let d = scale(slot);
-                for (out, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(&row[group * Q4_GROUP / 2..]) {
-                    *out = word.to_le_bytes().map(|byte| stored(d * f32::from(byte as i8)));
-                }
+                bytes(row, group, |c, q| out[c] = stored(d * q));
+            }
+            KvFormat::Q8Channel => {
+                let (d, m) = channel8::channel_scales(self.scales, self.dim, group);
+                bytes(row, group, |c, q| out[c] = stored(q.mul_add(d[c], m[c])));
             }
             KvFormat::Q4 => {
                 let d = scale(slot * self.format.row_scales(self.dim) + group);
                 nibbles(row, group, |c, q| out[c] = stored(d * q));
             }
             KvFormat::Q4Channel => {
-                let (d, m) = channel_scales(self.scales, self.dim, group);
+                let (d, m) = channel4::channel_scales(self.scales, self.dim, group);
                 nibbles(row, group, |c, q| out[c] = stored(q.mul_add(d[c], m[c])));
             }
         }
         out
+    }
+}
+
+/// The values of a group of int8.
+fn bytes(row: &[u16], group: usize, mut each: impl FnMut(usize, f32)) {
+    for (i, word) in row[group * Q4_GROUP / 2..].iter().take(Q4_GROUP / 2).enumerate() {
+        for (c, byte) in (2 * i..).zip(word.to_le_bytes()) {
+            each(c, f32::from(byte as i8));
+        }
     }
 }
 

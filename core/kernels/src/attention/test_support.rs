@@ -92,7 +92,7 @@ impl Cache {
         let v = noise.vec(tokens * shape.kv_heads * shape.v_dim);
         let kernels = Kernels::by_isa(crate::Isa::Scalar).unwrap();
         let fresh_table: Vec<u32> = (0..pages as u32).map(|p| p ^ 1).collect();
-        let fresh_len = if layout.k == KvFormat::Q4Channel { layout.fresh().page_len() } else { 0 };
+        let fresh_len = if layout.k.per_channel() { layout.fresh().page_len() } else { 0 };
         let mut fresh: Vec<_> = (0..(pages + 1).div_ceil(CHUNK_PAGES))
             .map(|_| vec![0x7e00; CHUNK_PAGES * fresh_len].into_boxed_slice())
             .collect();
@@ -103,7 +103,7 @@ impl Cache {
         {
             let page = page_mut(&mut chunks, table[t / PAGE_TOKENS], page_len);
             kernels.write_kv(&layout, page, t % PAGE_TOKENS, k, v);
-            if layout.k == KvFormat::Q4Channel {
+            if layout.k.per_channel() {
                 let of_page = page_mut(&mut fresh, fresh_table[t / PAGE_TOKENS], layout.fresh().page_len());
                 kernels.write_kv(&layout.fresh(), of_page, t % PAGE_TOKENS, k, &[]);
                 if t % PAGE_TOKENS == PAGE_TOKENS - 1 {
@@ -146,7 +146,7 @@ impl Cache {
             page_len: self.layout.page_len(),
             table: &self.table,
             first_token: self.first_token,
-            fresh: (self.layout.k == KvFormat::Q4Channel).then(|| FreshKeys {
+            fresh: (self.layout.k.per_channel()).then(|| FreshKeys {
                 chunks: &self.fresh,
                 chunk_pages: CHUNK_PAGES,
                 page_len: self.layout.fresh().page_len(),
@@ -264,7 +264,7 @@ pub(super) fn assert_bits(a: &[f32], b: &[f32], what: &str) {
     }
 }
 
-pub(super) const FORMATS: [(KvFormat, KvFormat); 7] = [
+pub(super) const FORMATS: [(KvFormat, KvFormat); 9] = [
     (KvFormat::Q8, KvFormat::Q8),
     (KvFormat::Q8, KvFormat::Q4),
     (KvFormat::Q4, KvFormat::Q4),
@@ -272,4 +272,6 @@ pub(super) const FORMATS: [(KvFormat, KvFormat); 7] = [
     (KvFormat::Q4, KvFormat::F16),
     (KvFormat::Q4Channel, KvFormat::Q4),
     (KvFormat::Q4Channel, KvFormat::F16),
+    (KvFormat::Q8Channel, KvFormat::Q8),
+    (KvFormat::Q8Channel, KvFormat::Q4),
 ];

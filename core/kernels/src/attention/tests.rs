@@ -76,6 +76,7 @@ fn quantised_attention_is_near_attention() {
         (KvFormat::Q8, KvFormat::Q4, 0.12),
         (KvFormat::Q4, KvFormat::Q4, 0.25),
         (KvFormat::Q4Channel, KvFormat::Q4, 0.25),
+        (KvFormat::Q8Channel, KvFormat::Q8, 0.02),
     ] {
         let cache = Cache::with(KvLayout { shape: s, k, v, summaries: false }, 300, 500);
         let got = cache.run(Kernels::detect(), &Serial, 299, 1, false);
@@ -100,6 +101,8 @@ fn tokens_take_the_bytes_of_their_formats() {
         assert!(bytes(KvFormat::Q4, KvFormat::Q4) <= 0.29 * f16);
         assert!(bytes(KvFormat::Q4Channel, KvFormat::Q4) <= 0.29 * f16);
         assert_eq!(8.0 * bytes(KvFormat::Q4Channel, KvFormat::Q4), (4.75 + 4.5) * dim as f64);
+        assert!(bytes(KvFormat::Q8Channel, KvFormat::Q8) <= 0.53 * f16);
+        assert_eq!(8.0 * bytes(KvFormat::Q8Channel, KvFormat::Q8), 16.5 * dim as f64 + 16.0);
         for (k, v) in FORMATS {
             let layout = KvLayout { shape: s, k, v, summaries: false };
             assert_eq!(2 * layout.page_len(), PAGE_TOKENS * layout.bytes_per_token());
@@ -117,7 +120,7 @@ fn odd_rows_are_stored() {
             let layout = KvLayout { shape: shape(1, 1, 40, 40), k, v, summaries: false };
             let mut page = vec![0; layout.page_len()];
             kernels.write_kv(&layout, &mut page, 31, &row, &row);
-            if k == KvFormat::Q4Channel {
+            if k.per_channel() {
                 continue;
             }
             let mut copy = vec![0; layout.page_len()];

@@ -46,7 +46,11 @@ macro_rules! vec_ops {
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             scores_q4_channel: $crate::attention::stages::scores_q4_channel = (
-                block: &$crate::attention::stages::Block<'_, $crate::attention::channel::ChannelRows<'_>>,
+                block: &$crate::attention::stages::Block<'_, $crate::attention::channel4::Channel4Rows<'_>>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            scores_q8_channel: $crate::attention::stages::scores_q8_channel = (
+                block: &$crate::attention::stages::Block<'_, $crate::attention::channel8::Channel8Rows<'_>>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             scores_f32: $crate::attention::stages::scores_f32
@@ -99,8 +103,13 @@ macro_rules! vec_ops {
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             convert_keys_q4_channel: $crate::attention::stages::convert_keys_q4_channel = (
-                keys: $crate::attention::channel::ChannelRows<'_>,
-                next: $crate::attention::channel::ChannelRows<'_>,
+                keys: $crate::attention::channel4::Channel4Rows<'_>,
+                next: $crate::attention::channel4::Channel4Rows<'_>,
+                work: &mut $crate::attention::work::Work<'_>
+            ) -> ();
+            convert_keys_q8_channel: $crate::attention::stages::convert_keys_q8_channel = (
+                keys: $crate::attention::channel8::Channel8Rows<'_>,
+                next: $crate::attention::channel8::Channel8Rows<'_>,
                 work: &mut $crate::attention::work::Work<'_>
             ) -> ();
             convert_values_q8: $crate::attention::stages::convert_values_q8 = (

@@ -29,6 +29,9 @@ public enum class KvType(internal val ffi: FfiKvType) {
     /** Keys and values in 8 bits: about half of the memory. */
     Q8(FfiKvType.Q8),
 
+    /** As [Q8], but keys are rounded per channel of 32 tokens: answers are nearer to those of halves. Only with [KvPolicy.KeepAll] and [KvPolicy.Pages]. */
+    Q8_CHANNEL(FfiKvType.Q8_CHANNEL),
+
     /** Keys in 8 bits, values in 4. */
     K8V4(FfiKvType.K8V4),
 
