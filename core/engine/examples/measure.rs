@@ -42,10 +42,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let pool = Arc::new(Pool::new(threads));
     let gguf = Arc::new(Gguf::open(&path)?);
-    let device = DeviceProfile::measured(&*pool, Some(&gguf))?;
     let wish = PlanWish { budget: budget.filter(|_| !mapped), chunk: None, threads, ..PlanWish::default() };
     let options = ModelOptions { context: Some(ctx), ..ModelOptions::default() };
     let (blueprint, _) = plan::prepare(&gguf, &options, &wish)?;
+    let device = DeviceProfile::measured(&*pool, Some(&blueprint))?;
     let plan = Plan::new(&blueprint, &device, &PlanWish { budget: wish.budget.or(Some(1 << 50)), ..wish })?;
 
     let peak = Arc::new(AtomicU64::new(0));

@@ -134,7 +134,6 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
     }
     let gguf = Arc::new(Gguf::open(input::model_path(&args.model.model)?)?);
     let threads = args.threads.map_or_else(|| default_threads(&SystemCpus), usize::from);
-    let device = device(args, &gguf, threads)?;
     let view = args.precision.loaded();
     let mut context = args.ctx.map(|n| n as usize);
     let mut model = Blueprint::read(Arc::clone(&gguf), &ModelOptions { context, view })?;
@@ -142,6 +141,7 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
         context = Some(DEFAULT_CONTEXT);
         model = Blueprint::read(gguf, &ModelOptions { context, view })?;
     }
+    let device = device(args, &model, threads)?;
     let budget = args.budget_mb.map_or(device.free, |mb| mb << 20);
     let mut share = DraftShare::default();
     if let Some(draft) = &args.draft {
@@ -199,7 +199,7 @@ pub fn run(args: &PlanArgs, out: &mut Output) -> Result<()> {
     out.text(&page(&report))
 }
 
-fn device(args: &PlanArgs, gguf: &Gguf, threads: usize) -> Result<DeviceProfile> {
+fn device(args: &PlanArgs, model: &Blueprint, threads: usize) -> Result<DeviceProfile> {
     if let Some(name) = &args.device {
         return DeviceProfile::by_name(name).ok_or_else(|| {
             CliError::failed(format!("no device {name:?}; `pannier plan --list` names them"))
@@ -219,9 +219,9 @@ fn device(args: &PlanArgs, gguf: &Gguf, threads: usize) -> Result<DeviceProfile>
     }
     let pool = Pool::new(threads);
     let mut device = if args.remeasure {
-        DeviceProfile::measure(&pool, Some(gguf))?
+        DeviceProfile::measure(&pool, Some(model))?
     } else {
-        DeviceProfile::measured(&pool, Some(gguf))?
+        DeviceProfile::measured(&pool, Some(model))?
     };
     if let Some(ram) = args.ram {
         device.ram = (ram * (1u64 << 30) as f64) as u64;

@@ -24,9 +24,30 @@ pub struct DeviceProfile {
     /// Products by block format, where they were measured; for all others `decode_bps` and `gflops` stand.
     #[serde(default)]
     pub rates: Vec<FormatRate>,
+    /// Attention by the shape of a layer, where it was measured; for all others the rate of halves in products stands.
+    #[serde(default)]
+    pub attention: Vec<AttentionRate>,
     /// What starting and ending a parallel region costs, in seconds.
     #[serde(default)]
     pub region_s: f64,
+    /// Computing that is lost to reading a byte from flash, in seconds: systems copy, decrypt, or emulate a disk with the same cores.
+    #[serde(default)]
+    pub flash_cost_s: f64,
+}
+
+/// How fast a token attends to those before it, in layers of one shape, with all threads.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionRate {
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Length of a key.
+    pub k_dim: usize,
+    /// Length of a value.
+    pub v_dim: usize,
+    /// Bytes of keys and values in halves per second.
+    pub bps: f64,
 }
 
 /// How fast products with matrices of one block format are, with all threads.
@@ -116,7 +137,9 @@ impl DeviceProfile {
                 gflops: phone.gflops,
                 page: if phone.ios { 16384 } else { 4096 },
                 rates: Vec::new(),
+                attention: Vec::new(),
                 region_s: REGION,
+                flash_cost_s: 0.0,
             }
         })
     }
@@ -143,7 +166,9 @@ impl DeviceProfile {
             gflops,
             page: 4096,
             rates: Vec::new(),
+            attention: Vec::new(),
             region_s: REGION,
+            flash_cost_s: 0.0,
         }
     }
 }

@@ -1,17 +1,21 @@
 //! The machine at hand, measured in a few seconds and remembered.
 //!
 //! What a plan's speeds follow from: products with the block formats of a model (one column, which is decoding, and many, which is
-//! prefill), what a parallel region costs, and reading, from memory and from flash. Formats that a later model brings are measured
-//! then and added.
+//! prefill), attention in layers of its shapes, what a parallel region costs, and reading, from memory and, while all cores compute, from flash.
+//! What a later model brings is measured then and added.
 
-use super::{DeviceProfile, FormatRate};
+use super::{AttentionRate, DeviceProfile, FormatRate, attention};
 use crate::memory::{Category, MemoryProbe, SystemMemory, zeroed};
+use crate::model::{AttentionSpec, Blueprint};
 use crate::residency::{FileSource, WeightSource};
 use crate::{Error, Result};
 use memmap2::MmapMut;
-use pannier_gguf::{GgmlType, Gguf, nested};
-use pannier_kernels::{Activations, Format, Job, Kernels, Matrix, Need, Parallel, Precision, format};
+use pannier_gguf::{GgmlType, Gguf, nested, prefer_huge_pages};
+use pannier_kernels::{
+    Activations, AttentionShape, Format, Job, Kernels, Matrix, Need, Parallel, Precision, format,
+};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Larger than the caches of phones and most desktops.
@@ -21,6 +25,8 @@ const COLS: usize = 4096;
 const ALWAYS: [u32; 2] = [Q4_K, 1];
 const Q4_K: u32 = 12;
 const TOKENS: usize = 64;
+/// Where there is no file to read.
+const UNKNOWN_FLASH: f64 = 1e9;
 /// At most this much is read from flash.
 const FLASH_BYTES: u64 = 512 << 20;
 /// Any bytes will do whose scales are ordinary numbers in every format: 0x3333 is 0.22 as a half float. Pages never written would all
@@ -31,13 +37,15 @@ const FILLING: u8 = 0x33;
 struct Bench<'a> {
     par: &'a dyn Parallel,
     kernels: &'static Kernels,
-    weights: Vec<u8>,
+    /// In huge pages where the system has them, as models lie.
+    weights: MmapMut,
     out: Vec<f32>,
 }
 
 impl<'a> Bench<'a> {
     fn new(par: &'a dyn Parallel) -> Result<Bench<'a>> {
-        let mut weights = zeroed::<u8>(WEIGHTS, Category::Scratch)?;
+        let mut weights = anonymous(WEIGHTS)?;
+        prefer_huge_pages(&weights);
         weights.fill(FILLING);
         Ok(Bench { par, kernels: Kernels::detect(), weights, out: Vec::new() })
     }
@@ -86,6 +94,11 @@ impl<'a> Bench<'a> {
     }
 }
 
+fn anonymous(bytes: usize) -> Result<MmapMut> {
+    let full = |_| Error::OutOfMemory { category: Category::Scratch, bytes: bytes as u64 };
+    MmapMut::map_anon(bytes).map_err(full)
+}
+
 /// The formats of a model's matrices, and those that every device is measured with.
 fn formats_of(model: Option<&Gguf>) -> Vec<u32> {
     let tensors = model.map_or(&[][..], |gguf| gguf.tensors());
@@ -102,26 +115,26 @@ fn formats_of(model: Option<&Gguf>) -> Vec<u32> {
 }
 
 impl DeviceProfile {
-    /// Measures this machine with the threads of `par`: products with the block formats of `model`, and its flash by reading the model's
-    /// file past the page cache.
+    /// Measures this machine with the threads of `par`: products with the block formats of `model`, attention in its shapes, and its flash by
+    /// reading the model's file past the page cache.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::MemoryReading`], and what reading may bring.
-    pub fn measure(par: &dyn Parallel, model: Option<&Gguf>) -> Result<DeviceProfile> {
+    pub fn measure(par: &dyn Parallel, model: Option<&Blueprint>) -> Result<DeviceProfile> {
         let memory = SystemMemory.read()?;
-        let flash_bps = match model {
-            Some(gguf) => flash_bandwidth(gguf)?,
-            None => 1e9,
-        };
         let mut profile = DeviceProfile {
             name: "this machine".to_owned(),
             free: memory.available,
             region_s: region(par),
-            ..DeviceProfile::custom(memory.total, flash_bps, 1.0, 1.0)
+            ..DeviceProfile::custom(memory.total, UNKNOWN_FLASH, 1.0, 1.0)
         };
         let mut bench = Bench::new(par)?;
         profile.dram_bps = read_bandwidth(par, &bench.weights);
-        profile.add_rates(&mut bench, &formats_of(model))?;
+        profile.add_rates(&mut bench, &formats_of(model.map(|model| &**model.gguf())))?;
+        profile.add_attention(&bench, model)?;
+        if let Some(model) = model {
+            (profile.flash_bps, profile.flash_cost_s) = flash(model.gguf(), &mut bench)?;
+        }
         if let Some(rate) = profile.rates.iter().find(|rate| rate.format == Q4_K && !rate.exact) {
             (profile.decode_bps, profile.gflops) = (rate.decode_bps, rate.gflops);
         }
@@ -143,24 +156,53 @@ impl DeviceProfile {
         Ok(())
     }
 
+    /// Layers of a model whose attention was not measured.
+    fn unmeasured<'a>(&self, model: Option<&'a Blueprint>) -> Vec<&'a AttentionSpec> {
+        let mut out: Vec<&AttentionSpec> = Vec::new();
+        for layer in model.map_or(&[][..], |model| &model.spec().attention) {
+            let known = out.iter().any(|other| other.shape == layer.shape);
+            if !known && self.attention_rate(&layer.shape).is_none() {
+                out.push(layer);
+            }
+        }
+        out
+    }
+
+    /// How fast layers of this shape are, if that was measured.
+    pub(super) fn attention_rate(&self, shape: &AttentionShape) -> Option<&AttentionRate> {
+        let AttentionShape { heads, kv_heads, k_dim, v_dim } = *shape;
+        self.attention.iter().find(|rate| {
+            (rate.heads, rate.kv_heads, rate.k_dim, rate.v_dim) == (heads, kv_heads, k_dim, v_dim)
+        })
+    }
+
+    fn add_attention(&mut self, bench: &Bench<'_>, model: Option<&Blueprint>) -> Result<()> {
+        for layer in self.unmeasured(model) {
+            self.attention.push(attention::rate(bench.par, bench.kernels, &layer.shape, layer.scale)?);
+        }
+        Ok(())
+    }
+
     /// [`DeviceProfile::measure`], or what earlier calls found on a machine with as many threads.
     ///
     /// # Errors
     /// As there.
-    pub fn measured(par: &dyn Parallel, model: Option<&Gguf>) -> Result<DeviceProfile> {
+    pub fn measured(par: &dyn Parallel, model: Option<&Blueprint>) -> Result<DeviceProfile> {
         let file = cache_file(par.threads());
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
         let known = known.and_then(|bytes| serde_json::from_slice::<DeviceProfile>(&bytes).ok());
-        let formats = formats_of(model);
+        let formats = formats_of(model.map(|model| &**model.gguf()));
         let profile = match known {
             // Of an earlier version without rates, nothing is kept.
             Some(mut profile) if !profile.rates.is_empty() => {
                 let memory = SystemMemory.read()?;
                 (profile.ram, profile.free) = (memory.total, memory.available);
-                if profile.missing(&formats).is_empty() {
+                if profile.missing(&formats).is_empty() && profile.unmeasured(model).is_empty() {
                     return Ok(profile);
                 }
-                profile.add_rates(&mut Bench::new(par)?, &formats)?;
+                let mut bench = Bench::new(par)?;
+                profile.add_rates(&mut bench, &formats)?;
+                profile.add_attention(&bench, model)?;
                 profile
             }
             _ => Self::measure(par, model)?,
@@ -210,31 +252,56 @@ fn read_bandwidth(par: &dyn Parallel, bytes: &[u8]) -> f64 {
     bytes.len() as f64 / best.max(1e-9)
 }
 
-/// Reads pieces from all over the file on two lanes, for at most a second.
-fn flash_bandwidth(gguf: &Gguf) -> Result<f64> {
+/// Reads pieces from all over the file on two lanes, for at most a second, while all threads decode: bytes per second, and the seconds of
+/// decoding that a byte takes.
+fn flash(gguf: &Gguf, bench: &mut Bench<'_>) -> Result<(f64, f64)> {
     const PIECE: u64 = 4 << 20;
+    const LANES: u64 = 2;
+    let format = format(Q4_K).ok_or_else(|| Error::internal("no Q4_K"))?;
+    let mut products = || bench.seconds(format, Precision::Q8, 1, 4).map(|(best, _)| best);
+    let alone = products()?;
     let source = FileSource::open(gguf)?;
     let bytes = gguf.shard(0).map_or(0, |shard| shard.bytes().len() as u64);
     let pieces = (bytes / PIECE).clamp(1, FLASH_BYTES / PIECE);
     let start = Instant::now();
-    let read = |lane: u64| -> Result<u64> {
-        let mut buffer = MmapMut::map_anon(PIECE as usize)
-            .map_err(|_| Error::OutOfMemory { category: Category::Scratch, bytes: PIECE })?;
+    let reading = AtomicUsize::new(LANES as usize);
+    let read = |lane: u64| -> Result<(u64, f64)> {
+        let mut buffer = anonymous(PIECE as usize)?;
         let mut got = 0u64;
-        for piece in (lane..pieces).step_by(2) {
+        for piece in (lane..pieces).step_by(LANES as usize) {
             if start.elapsed() > Duration::from_secs(1) {
                 break;
             }
             let fail = |error| Error::Io { action: "read", path: source.path(0).to_owned(), source: error };
             got += source.read_at(0, piece * PIECE, &mut buffer).map_err(fail)? as u64;
         }
-        Ok(got)
+        Ok((got, start.elapsed().as_secs_f64()))
     };
-    let total = std::thread::scope(|scope| {
-        let other = scope.spawn(|| read(1));
-        let one = read(0)?;
-        let two = other.join().unwrap_or_else(|_| Err(Error::internal("a lane panicked")))?;
-        Ok::<u64, Error>(one + two)
+    let (computed, seconds, lanes) = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES)
+            .map(|lane| {
+                let (read, reading) = (&read, &reading);
+                scope.spawn(move || {
+                    let result = read(lane);
+                    reading.fetch_sub(1, Ordering::Release);
+                    result
+                })
+            })
+            .collect();
+        let mut times = 0u32;
+        while reading.load(Ordering::Acquire) > 0 {
+            products()?;
+            times += 1;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let lanes: Result<Vec<_>> = lanes
+            .into_iter()
+            .map(|lane| lane.join().unwrap_or_else(|_| Err(Error::internal("a lane panicked"))))
+            .collect();
+        Ok::<_, Error>((f64::from(3 * times) * alone, seconds, lanes?))
     })?;
-    Ok(total as f64 / start.elapsed().as_secs_f64().max(1e-9))
+    let bytes: u64 = lanes.iter().map(|&(bytes, _)| bytes).sum();
+    let reading = lanes.iter().map(|&(_, seconds)| seconds).fold(0.0, f64::max);
+    let lost = (seconds - computed).clamp(0.0, seconds);
+    Ok((bytes as f64 / reading.max(1e-9), lost / (bytes as f64).max(1.0)))
 }

@@ -11,12 +11,13 @@
 //! Made from the tensor directory alone: no weight is read.
 
 mod advice;
+mod attention;
 mod device;
 mod measure;
 mod speculation;
 mod speed;
 
-pub use device::{DeviceProfile, FormatRate};
+pub use device::{AttentionRate, DeviceProfile, FormatRate};
 pub use speculation::{Forecast, GUESSES_RIGHT};
 pub use speed::TokenTime;
 

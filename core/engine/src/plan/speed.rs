@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! compute   = sum over matrices that a token touches of bytes / rate(block format, precision) + regions * what a region costs
-//! attention = sum over layers of max(bytes of K and V / rate of f16, operations / f16 operations per second)
-//!             of the tokens that are read; where a query chooses pages, also that of their summaries, of all tokens
+//! attention = sum over layers of bytes of K and V / rate of such layers, or, where that was not measured, of
+//!             max(bytes of K and V / rate of f16, operations / f16 operations per second), of the tokens that are read; where a query chooses pages, also that of their summaries, of all tokens
 //! flash     = bytes streamed by every pass / flash bandwidth                              behind computing
+//! cost      = bytes read * computing that is lost to reading a byte
 //! stalls    = bytes of missed experts / flash bandwidth - computing with those there      known only when the router has run
 //!
-//! decode T  = max(compute + attention, flash) + stalls
+//! decode T  = max(compute + attention + cost, flash) + stalls
 //! prefill T = max(operations / rate, flash of a chunk), a chunk of some size touching every expert
 //! ```
 //!
@@ -141,8 +142,11 @@ fn attention(model: &Blueprint, rates: &Rates<'_>, policy: KvPolicy) -> Vec<(f64
         let width = (shape.k_dim + shape.v_dim) as f64;
         let read = 2.0 * shape.kv_heads as f64 * width / rate.decode_bps;
         let operations = 2.0 * shape.heads as f64 * width / (rate.gflops * 1e9);
+        let measured = rates.0.attention_rate(&shape);
+        let seconds =
+            measured.map_or(read.max(operations), |rate| 2.0 * shape.kv_heads as f64 * width / rate.bps);
         let most = layer.window.or(chosen).unwrap_or(usize::MAX);
-        *by_window.entry(most).or_default() += read.max(operations);
+        *by_window.entry(most).or_default() += seconds;
         if layer.window.is_none() && chosen.is_some() {
             // Two halves per channel and page; one query stands for the heads that share it.
             let summaries = 4.0 * (shape.kv_heads * shape.k_dim) as f64 / PAGE_TOKENS as f64;
@@ -173,7 +177,7 @@ impl Plan {
         let streamed = residency.streamed_bytes as f64 + missed;
         let regions = REGIONS * model.spec().layers as f64;
         let time = TokenTime {
-            compute: sums.dense + sums.experts + regions * device.region_s,
+            compute: sums.dense + sums.experts + regions * device.region_s + streamed * device.flash_cost_s,
             attention: attention(model, &rates, policy),
             flash: residency.streamed_bytes as f64 / device.flash_bps,
             // Misses of a layer are known when its router has run: only the experts of the layer that are there hide them.

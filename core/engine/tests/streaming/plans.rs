@@ -137,12 +137,13 @@ fn phones_have_plausible_numbers_and_names() {
 fn this_machine_can_be_measured() {
     let folder = tempfile::tempdir().unwrap();
     let path = tiny::model(folder.path());
-    let gguf = pannier_gguf::Gguf::open(&path).unwrap();
-    let device = DeviceProfile::measure(&pannier_kernels::Serial, Some(&gguf)).unwrap();
+    let device = DeviceProfile::measure(&pannier_kernels::Serial, Some(&tiny::blueprint(&path))).unwrap();
     assert!(
         device.decode_bps > 1e7 && device.dram_bps > 1e8 && device.gflops > 0.1 && device.flash_bps > 1e5,
         "{device:?}"
     );
+    assert!(device.attention.iter().all(|rate| rate.bps > 1e6) && !device.attention.is_empty(), "{device:?}");
+    assert!((0.0..1e-6).contains(&device.flash_cost_s), "{device:?}");
     let plan = Plan::new(&tiny::blueprint(&path), &device, &PlanWish::default()).unwrap();
     assert!(plan.fits && plan.decode_tok_s > 1.0, "{plan:?}");
 }
