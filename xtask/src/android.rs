@@ -36,6 +36,9 @@ pub fn run_command(mut args: lexopt::Parser) -> Result {
     }
     let wanted = |step: &str| steps.is_empty() || steps.iter().any(|s| s == step);
     let names = Names::read()?;
+    if wanted("apk") {
+        apk::check_tools()?;
+    }
     if wanted("lib") {
         libraries()?;
     }

@@ -20,11 +20,30 @@ const BADGING: [&str; 5] = [
     "native-code: 'arm64-v8a' 'x86_64'",
 ];
 
-/// A tool, or which package has it.
-fn tool(name: &str) -> Result<Command> {
-    let found = std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()));
-    if found { Ok(Command::new(name)) } else { Err(format!("`{name}` is missing (Debian package {name})")) }
+/// What the APK is made with; Debian's packages of these names have them.
+const TOOLS: [&str; 4] = ["aapt", "apksigner", "unzip", "zipalign"];
+
+fn framework_resources() -> PathBuf {
+    std::env::var_os("PANNIER_FRAMEWORK_RES").map_or_else(|| FRAMEWORK.into(), PathBuf::from)
+}
+
+/// Whether all tools are there: this is the last step of many minutes.
+pub fn check_tools() -> Result {
+    let there = |name: &str| {
+        std::env::var_os("PATH")
+            .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()))
+    };
+    let mut missing: Vec<&str> = TOOLS.into_iter().filter(|name| !there(name)).collect();
+    if !framework_resources().is_file() {
+        missing.push("android-framework-res");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing = missing.join(" ");
+    Err(format!(
+        "the APK of the sample needs what is missing here: `apt-get install {missing}` (or leave it out: `cargo xtask android lib jvm aar check`)"
+    ))
 }
 
 pub fn sample(names: &Names) -> Result {
@@ -41,15 +60,13 @@ pub fn sample(names: &Names) -> Result {
     kotlinc(names, "compiling the sample", &sources, &path, &classes, &[])?;
 
     let unsigned = folder.join("unaligned.apk");
-    let resources: PathBuf =
-        std::env::var_os("PANNIER_FRAMEWORK_RES").map_or_else(|| FRAMEWORK.into(), PathBuf::from);
-    let mut aapt = tool("aapt")?;
+    let mut aapt = Command::new("aapt");
     aapt.args(["package", "-f", "-M"])
         .arg(app.join("AndroidManifest.xml"))
         .arg("-S")
         .arg(app.join("src/main/res"))
         .arg("-I")
-        .arg(resources)
+        .arg(framework_resources())
         .arg("-F")
         .arg(&unsigned);
     run("packing the manifest and the resources", &mut aapt)?;
@@ -95,7 +112,7 @@ pub fn sample(names: &Names) -> Result {
     archive::extend(&unsigned, &files, &whole)?;
 
     let aligned = folder.join("pannier-chat.apk");
-    run("aligning", tool("zipalign")?.args(["-f", "4"]).arg(&whole).arg(&aligned))?;
+    run("aligning", Command::new("zipalign").args(["-f", "4"]).arg(&whole).arg(&aligned))?;
     let key = folder.join("debug.keystore");
     // A key of no worth, new each time.
     let password = "android";
@@ -118,7 +135,7 @@ pub fn sample(names: &Names) -> Result {
     )?;
     run(
         "signing",
-        tool("apksigner")?
+        Command::new("apksigner")
             .args(["sign", "--min-sdk-version", "26", "--ks"])
             .arg(&key)
             .arg("--ks-pass")
@@ -127,14 +144,14 @@ pub fn sample(names: &Names) -> Result {
     )?;
     run(
         "verifying",
-        tool("apksigner")?.args(["verify", "--verbose", "--min-sdk-version", "26"]).arg(&aligned),
+        Command::new("apksigner").args(["verify", "--verbose", "--min-sdk-version", "26"]).arg(&aligned),
     )?;
     badging(&aligned)
 }
 
 /// What Android would see of the APK; what the sample must have is checked.
 fn badging(apk: &Path) -> Result {
-    let output = tool("aapt")?
+    let output = Command::new("aapt")
         .args(["dump", "badging"])
         .arg(apk)
         .output()
