@@ -1,7 +1,8 @@
 //! The machine at hand, measured in a few seconds and remembered.
 //!
 //! What a plan's speeds follow from: products with the block formats of a model (one column, which is decoding, and many, which is
-//! prefill), attention in layers of its shapes, what a parallel region costs, and reading, from memory and, while all cores compute, from flash.
+//! prefill), attention in layers of its shapes, what a parallel region costs, and reading, from memory and from flash (and what that takes from
+//! computing).
 //! What a later model brings is measured then and added.
 
 use super::{AttentionRate, DeviceProfile, FormatRate, attention};
@@ -18,8 +19,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Larger than the caches of phones and most desktops.
+/// The least that products are measured with: larger than the caches of phones.
 const WEIGHTS: usize = 96 << 20;
+/// The most: larger than any cache.
+const MOST_WEIGHTS: usize = 1 << 30;
+/// What the products of a pass reach of one product as long as all of them: between two of them, lines that were asked for ahead are missing. On an
+/// Intel Xeon 0.82 to 0.88, from a model of 0.5B to a mixture of 2.1 GB.
+const PASS_SHARE: f64 = 0.86;
+/// Columns where there is no model to take them from.
 const COLS: usize = 4096;
 /// What most models of phones are in, and what keys and values are in.
 const ALWAYS: [u32; 2] = [Q4_K, 1];
@@ -33,42 +40,75 @@ const FLASH_BYTES: u64 = 512 << 20;
 /// be one page.
 const FILLING: u8 = 0x33;
 
+/// How large the matrices are that products are measured with: as long a row as the model's, and as much memory, since the caches of a server hold
+/// small models whole, and short rows cost more.
+#[derive(Clone, Copy)]
+struct Sample {
+    cols: usize,
+    bytes: usize,
+}
+
+impl Sample {
+    fn new(model: Option<&Blueprint>, available: u64) -> Sample {
+        let cols = model.map_or(COLS, |model| model.spec().embd).max(1).next_multiple_of(32);
+        let all = model.map_or(0, |model| usize::try_from(model.layout().bytes()).unwrap_or(usize::MAX));
+        let most = usize::try_from(available / 4).unwrap_or(MOST_WEIGHTS).clamp(WEIGHTS, MOST_WEIGHTS);
+        // Few sizes, so that models of about one size share what was found.
+        Sample { cols, bytes: all.min(MOST_WEIGHTS).next_power_of_two().clamp(WEIGHTS, most) }
+    }
+
+    /// The columns of a matrix of this format, and the bytes of a row.
+    fn row(&self, format: &'static Format) -> Result<(usize, usize)> {
+        let whole = self.cols.next_multiple_of(256);
+        let bytes = |cols| format.row_bytes(cols).map(|bytes| (cols, bytes));
+        bytes(self.cols)
+            .or_else(|| bytes(whole))
+            .ok_or_else(|| Error::internal(format!("a row of {}", format.name)))
+    }
+
+    fn cache_file(&self, threads: usize) -> Option<PathBuf> {
+        let isa = format!("{:?}", Kernels::detect().isa()).to_lowercase();
+        let name = format!("device-{isa}-{threads}-{}-{}.json", self.cols, self.bytes >> 20);
+        Some(dirs::cache_dir()?.join("pannier").join(name))
+    }
+}
+
 /// What products are measured with.
 struct Bench<'a> {
     par: &'a dyn Parallel,
     kernels: &'static Kernels,
+    sample: Sample,
     /// In huge pages where the system has them, as models lie.
     weights: MmapMut,
     out: Vec<f32>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(par: &'a dyn Parallel) -> Result<Bench<'a>> {
-        let mut weights = anonymous(WEIGHTS)?;
+    fn new(par: &'a dyn Parallel, sample: Sample) -> Result<Bench<'a>> {
+        let mut weights = anonymous(sample.bytes)?;
         prefer_huge_pages(&weights);
         weights.fill(FILLING);
-        Ok(Bench { par, kernels: Kernels::detect(), weights, out: Vec::new() })
+        Ok(Bench { par, kernels: Kernels::detect(), sample, weights, out: Vec::new() })
     }
 
-    /// The best of three products with `share` of the matrix, in seconds; and how many rows it has.
+    /// The best of three products with a matrix of up to `most` bytes, in seconds; and its rows and columns.
     fn seconds(
         &mut self,
         format: &'static Format,
         precision: Precision,
         tokens: usize,
-        share: usize,
-    ) -> Result<(f64, usize)> {
-        let row =
-            format.row_bytes(COLS).ok_or_else(|| Error::internal(format!("a row of {}", format.name)))?;
-        let rows = WEIGHTS / row / share / 64 * 64;
+        most: usize,
+    ) -> Result<(f64, usize, usize)> {
+        let (cols, row) = self.sample.row(format)?;
+        let rows = most.min(self.weights.len()) / row / 64 * 64;
         let weights = self.weights.get(..rows * row).unwrap_or_default();
-        let matrix = Matrix::new(format, rows, COLS, weights).map_err(|e| Error::internal(e.to_string()))?;
+        let matrix = Matrix::new(format, rows, cols, weights).map_err(|e| Error::internal(e.to_string()))?;
         if self.out.len() < rows * tokens {
             self.out = zeroed(rows * tokens, Category::Scratch)?;
         }
-        let x = vec![0.5f32; tokens * COLS];
+        let x = vec![0.5f32; tokens * cols];
         let mut activations = Activations::default();
-        activations.set(self.kernels, self.par, &x, tokens, COLS, Need::of(&[(&matrix, precision)]));
+        activations.set(self.kernels, self.par, &x, tokens, cols, Need::of(&[(&matrix, precision)]));
         let mut best = f64::INFINITY;
         for _ in 0..3 {
             let y = self.out.get_mut(..rows * tokens).unwrap_or_default();
@@ -77,19 +117,19 @@ impl<'a> Bench<'a> {
             self.kernels.matmul(self.par, &mut jobs);
             best = best.min(start.elapsed().as_secs_f64());
         }
-        Ok((best.max(1e-9), rows))
+        Ok((best.max(1e-9), rows, cols))
     }
 
     fn rate(&mut self, format: &'static Format, exact: bool) -> Result<FormatRate> {
         let precision = if exact { Precision::Q16 } else { Precision::Q8 };
-        let (decode, rows) = self.seconds(format, precision, 1, 1)?;
-        let bytes = rows * format.row_bytes(COLS).unwrap_or(0);
-        let (prefill, some) = self.seconds(format, precision, TOKENS, 8)?;
+        let (decode, rows, cols) = self.seconds(format, precision, 1, usize::MAX)?;
+        let bytes = rows * format.row_bytes(cols).unwrap_or(0);
+        let (prefill, some, cols) = self.seconds(format, precision, TOKENS, WEIGHTS / 8)?;
         Ok(FormatRate {
             format: format.id,
             exact,
-            decode_bps: bytes as f64 / decode,
-            gflops: 2.0 * (some * COLS * TOKENS) as f64 / prefill / 1e9,
+            decode_bps: PASS_SHARE * bytes as f64 / decode,
+            gflops: 2.0 * (some * cols * TOKENS) as f64 / prefill / 1e9,
         })
     }
 }
@@ -128,7 +168,7 @@ impl DeviceProfile {
             region_s: region(par),
             ..DeviceProfile::custom(memory.total, UNKNOWN_FLASH, 1.0, 1.0)
         };
-        let mut bench = Bench::new(par)?;
+        let mut bench = Bench::new(par, Sample::new(model, memory.available))?;
         profile.dram_bps = read_bandwidth(par, &bench.weights);
         profile.add_rates(&mut bench, &formats_of(model.map(|model| &**model.gguf())))?;
         profile.add_attention(&bench, model)?;
@@ -183,24 +223,25 @@ impl DeviceProfile {
         Ok(())
     }
 
-    /// [`DeviceProfile::measure`], or what earlier calls found on a machine with as many threads.
+    /// [`DeviceProfile::measure`], or what earlier calls found with as many threads for models of about this size.
     ///
     /// # Errors
     /// As there.
     pub fn measured(par: &dyn Parallel, model: Option<&Blueprint>) -> Result<DeviceProfile> {
-        let file = cache_file(par.threads());
+        let memory = SystemMemory.read()?;
+        let sample = Sample::new(model, memory.available);
+        let file = sample.cache_file(par.threads());
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
         let known = known.and_then(|bytes| serde_json::from_slice::<DeviceProfile>(&bytes).ok());
         let formats = formats_of(model.map(|model| &**model.gguf()));
         let profile = match known {
             // Of an earlier version without rates, nothing is kept.
             Some(mut profile) if !profile.rates.is_empty() => {
-                let memory = SystemMemory.read()?;
                 (profile.ram, profile.free) = (memory.total, memory.available);
                 if profile.missing(&formats).is_empty() && profile.unmeasured(model).is_empty() {
                     return Ok(profile);
                 }
-                let mut bench = Bench::new(par)?;
+                let mut bench = Bench::new(par, sample)?;
                 profile.add_rates(&mut bench, &formats)?;
                 profile.add_attention(&bench, model)?;
                 profile
@@ -216,11 +257,6 @@ impl DeviceProfile {
         }
         Ok(profile)
     }
-}
-
-fn cache_file(threads: usize) -> Option<PathBuf> {
-    let isa = format!("{:?}", Kernels::detect().isa()).to_lowercase();
-    Some(dirs::cache_dir()?.join("pannier").join(format!("device-{isa}-{threads}.json")))
 }
 
 /// What a parallel region without work costs.
@@ -252,56 +288,76 @@ fn read_bandwidth(par: &dyn Parallel, bytes: &[u8]) -> f64 {
     bytes.len() as f64 / best.max(1e-9)
 }
 
-/// Reads pieces from all over the file on two lanes, for at most a second, while all threads decode: bytes per second, and the seconds of
-/// decoding that a byte takes.
+/// What flash gives to one who waits for it, in bytes per second; and the seconds of decoding that a byte takes from one who does not.
 fn flash(gguf: &Gguf, bench: &mut Bench<'_>) -> Result<(f64, f64)> {
+    let format = format(Q4_K).ok_or_else(|| Error::internal("no Q4_K"))?;
+    let mut products = || bench.seconds(format, Precision::Q8, 1, WEIGHTS / 4).map(|(best, ..)| best);
+    let alone = 3.0 * products()?;
+    let waiting = read(gguf, 0, &mut || {
+        std::thread::sleep(Duration::from_micros(200));
+        Ok(())
+    })?;
+    let mut computed = 0.0;
+    let computing = read(gguf, 1, &mut || {
+        computed += alone;
+        products().map(drop)
+    })?;
+    let lost = (computing.seconds - computed).clamp(0.0, computing.seconds);
+    Ok((waiting.bytes / waiting.reading.max(1e-9), lost / computing.bytes.max(1.0)))
+}
+
+/// What was read.
+struct Reading {
+    bytes: f64,
+    /// Until the last byte was there.
+    reading: f64,
+    /// Until what was done besides had ended, too.
+    seconds: f64,
+}
+
+/// Reads pieces from all over the file on two lanes, for at most half a second; there are two halves of pieces, so that what has been read is not read
+/// again. `meanwhile` is called over and over.
+fn read(gguf: &Gguf, half: u64, meanwhile: &mut dyn FnMut() -> Result<()>) -> Result<Reading> {
     const PIECE: u64 = 4 << 20;
     const LANES: u64 = 2;
-    let format = format(Q4_K).ok_or_else(|| Error::internal("no Q4_K"))?;
-    let mut products = || bench.seconds(format, Precision::Q8, 1, 4).map(|(best, _)| best);
-    let alone = products()?;
     let source = FileSource::open(gguf)?;
     let bytes = gguf.shard(0).map_or(0, |shard| shard.bytes().len() as u64);
     let pieces = (bytes / PIECE).clamp(1, FLASH_BYTES / PIECE);
     let start = Instant::now();
     let reading = AtomicUsize::new(LANES as usize);
-    let read = |lane: u64| -> Result<(u64, f64)> {
+    let lane = |lane: u64| -> Result<(u64, f64)> {
         let mut buffer = anonymous(PIECE as usize)?;
         let mut got = 0u64;
-        for piece in (lane..pieces).step_by(LANES as usize) {
-            if start.elapsed() > Duration::from_secs(1) {
+        for piece in (half + 2 * lane..pieces.max(2 * LANES)).step_by(2 * LANES as usize) {
+            if start.elapsed() > Duration::from_millis(500) {
                 break;
             }
             let fail = |error| Error::Io { action: "read", path: source.path(0).to_owned(), source: error };
-            got += source.read_at(0, piece * PIECE, &mut buffer).map_err(fail)? as u64;
+            // In files of less than four pieces, some are read again.
+            got += source.read_at(0, piece % pieces * PIECE, &mut buffer).map_err(fail)? as u64;
         }
         Ok((got, start.elapsed().as_secs_f64()))
     };
-    let (computed, seconds, lanes) = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let lanes: Vec<_> = (0..LANES)
-            .map(|lane| {
-                let (read, reading) = (&read, &reading);
+            .map(|index| {
+                let (lane, reading) = (&lane, &reading);
                 scope.spawn(move || {
-                    let result = read(lane);
+                    let result = lane(index);
                     reading.fetch_sub(1, Ordering::Release);
                     result
                 })
             })
             .collect();
-        let mut times = 0u32;
         while reading.load(Ordering::Acquire) > 0 {
-            products()?;
-            times += 1;
+            meanwhile()?;
         }
-        let seconds = start.elapsed().as_secs_f64();
-        let lanes: Result<Vec<_>> = lanes
-            .into_iter()
-            .map(|lane| lane.join().unwrap_or_else(|_| Err(Error::internal("a lane panicked"))))
-            .collect();
-        Ok::<_, Error>((f64::from(3 * times) * alone, seconds, lanes?))
-    })?;
-    let bytes: u64 = lanes.iter().map(|&(bytes, _)| bytes).sum();
-    let reading = lanes.iter().map(|&(_, seconds)| seconds).fold(0.0, f64::max);
-    let lost = (seconds - computed).clamp(0.0, seconds);
-    Ok((bytes as f64 / reading.max(1e-9), lost / (bytes as f64).max(1.0)))
+        let mut out = Reading { bytes: 0.0, reading: 0.0, seconds: start.elapsed().as_secs_f64() };
+        for lane in lanes {
+            let (bytes, seconds) = lane.join().unwrap_or_else(|_| Err(Error::internal("a lane panicked")))?;
+            out.bytes += bytes as f64;
+            out.reading = out.reading.max(seconds);
+        }
+        Ok(out)
+    })
 }
