@@ -22,7 +22,7 @@ use super::{KvCache, Sequence};
 use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"PANNIEKV";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Bytes of the checksum.
 const SUM: u64 = 32;
 

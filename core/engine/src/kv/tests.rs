@@ -424,7 +424,7 @@ fn memory_follows_the_formula() {
     };
     let f16 = measure(KvType::F16, KvType::F16);
     assert_eq!(plain.bytes_per_token(), 2 * 8 * 256);
-    // Bits per value, and a half per row or per 32 values.
+    // Bits per value, and a half per row or two bytes per 32 values.
     let row = |bits: f64, scales: f64| (bits * 128.0 + 16.0 * scales) / 8.0;
     let by_hand = |k: f64, v: f64| 16384.0 * 4.0 * 8.0 * (k + v);
     for (k, v, bytes, most) in [

@@ -12,7 +12,7 @@ pub enum KvType {
     F16,
     /// int8 with a scale per token and head.
     Q8,
-    /// int4 with a scale per 32 values of a token and head.
+    /// int4 with a scale (of 8 bits) per 16 values of a token and head.
     Q4,
     /// [`KvType::Q8`] after a Hadamard rotation of queries and keys, which spreads channels that stand out (arXiv:2404.00456). Values,
     /// whose channels do not stand out, are not rotated.

@@ -7,7 +7,7 @@
 //!
 //! F16    row = dim halves                                         no scales
 //! Q8     row = dim int8, padded to 16:  x[i] = d * q[i]           one half per row: d = max |x| / 127
-//! Q4     row = 16 bytes per 32 values:  x[i] = d * (q[i] - 8)     one half per 32 values; low nibbles are the first 16
+//! Q4     row = 16 bytes per 32 values:  x[i] = d * (q[i] - 8)     a byte per 16 values, the upper half of a half; low nibbles are the first 16
 //! ```
 //!
 //! These three are written token by token and never rewritten, so what a position holds does not depend on how a prompt was cut.
@@ -20,7 +20,7 @@ use super::{AttentionShape, PAGE_TOKENS, channel4, channel8};
 use crate::isa::Kernels;
 use crate::math::LANES;
 
-/// Values that share a scale in [`KvFormat::Q4`].
+/// Values that lie together in [`KvFormat::Q4`]: two groups with a scale each.
 pub(crate) const Q4_GROUP: usize = 32;
 
 /// The element type of keys or of values.
@@ -31,7 +31,7 @@ pub enum KvFormat {
     F16,
     /// Symmetric int8 with a scale per token and head: 8 bits and 16 / dim.
     Q8,
-    /// Symmetric int4 with a scale per 32 values of a token: 4.5 bits.
+    /// Symmetric int4 with a scale (of 8 bits) per 16 values of a token: 4.5 bits.
     Q4,
     /// int4 with a scale and an offset per channel of a page: 4.75 bits. Keys only; those of the page that a query is in are halves, which
     /// lie elsewhere ([`KvLayout::fresh`]).

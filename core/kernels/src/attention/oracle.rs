@@ -86,7 +86,11 @@ pub(super) fn read(format: KvFormat, area: &[u16], dim: usize, slot: usize) -> (
                 let (group, i) = (i / Q4_GROUP, i % Q4_GROUP);
                 let byte = byte(group * 16 + i % 16);
                 let nibble = if i < 16 { byte & 15 } else { byte >> 4 };
-                scale(group) * (f32::from(nibble) - 8.0)
+                let d = f16::from_bits(
+                    u16::from(scales[slot * format.row_scales(dim) + group].to_le_bytes()[i / 16]) << 8,
+                )
+                .to_f32();
+                d * (f32::from(nibble) - 8.0)
             };
             ((0..dim).map(value).collect(), 1.0)
         }

@@ -44,35 +44,58 @@ pub(super) fn quantise_q8(x: &[f32], out: &mut [u16], scale: &mut [u16]) {
     out[x.len().div_ceil(2)..].fill(0);
 }
 
-/// Divisors of the value of largest magnitude that are tried as scales: -8 uses all sixteen steps, a little more or less often
-/// serves the rest of the group better.
-const TRIED: [f32; 5] = [-8.0, -8.75, -7.5, -7.0, 7.0];
+/// The scale of a byte: one bit of sign, five of exponent, two of mantissa.
+pub(super) fn scale_of_q4(byte: u8) -> f32 {
+    f16::from_bits(u16::from(byte) << 8).to_f32()
+}
 
-/// `x[i] = d * (q[i] - 8)`, q in 0..=15, in groups of 32 with the `d` of least squared error among a few; groups are padded with 8,
-/// which is 0.
-pub(super) fn quantise_q4(x: &[f32], out: &mut [u16], scales: &mut [u16]) {
-    for ((group, words), scale) in x.chunks(Q4_GROUP).zip(out.chunks_exact_mut(Q4_GROUP / 4)).zip(scales) {
-        let peak = group.iter().fold(0.0, |peak: f32, &x| if x.abs() > peak.abs() { x } else { peak });
-        let mut best = (f32::INFINITY, 0u16, 0.0f32);
-        for divisor in TRIED {
-            let (bits, d) = stored(peak / divisor);
-            let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-            let error: f32 = group
-                .iter()
-                .map(|&x| {
-                    let e = x - d * round(within(x * inverse, -8.0, 7.0));
-                    e * e
-                })
-                .sum();
-            if error < best.0 {
-                best = (error, bits, inverse);
-            }
+/// The integer that is nearest to a value.
+fn q4_step(x: f32, inverse: f32) -> f32 {
+    round(within(x * inverse, -8.0, 7.0))
+}
+
+/// The byte of the scale with which up to sixteen values have the least squared error, out of a few: those near the one that makes -8 of the value of
+/// largest magnitude, which uses all sixteen steps, and near the one that makes 7 of it.
+fn best_q4_scale(x: &[f32]) -> u8 {
+    let peak = x.iter().fold(0.0, |peak: f32, &x| if x.abs() > peak.abs() { x } else { peak });
+    let bits = f16::from_f32(within(peak.abs() / 8.0, 0.0, MOST)).to_bits();
+    let code = (bits >> 8) as u8;
+    let against = if peak > 0.0 { 0x80 } else { 0 };
+    let mut best = (f32::INFINITY, 0);
+    for (up, sign) in
+        [(0, against), (1, against), (1, against ^ 0x80), (2, against ^ 0x80), (0, against ^ 0x80)]
+    {
+        // The largest half is not infinite.
+        let byte = (code + up).min(0x7b) | sign;
+        let d = scale_of_q4(byte);
+        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+        let error: f32 = x
+            .iter()
+            .map(|&x| {
+                let e = x - d * q4_step(x, inverse);
+                e * e
+            })
+            .sum();
+        if error < best.0 {
+            best = (error, byte);
         }
-        let (_, bits, inverse) = best;
-        *scale = bits;
+    }
+    best.1
+}
+
+/// `x[i] = d * (q[i] - 8)`, q in 0..=15, in groups of 16 with a scale each; what is missing behind a row is 8, which is 0.
+pub(super) fn quantise_q4(x: &[f32], out: &mut [u16], scales: &mut [u16]) {
+    for ((group, words), scales) in x.chunks(Q4_GROUP).zip(out.chunks_exact_mut(Q4_GROUP / 4)).zip(scales) {
+        let (first, second) = group.split_at(group.len().min(Q4_GROUP / 2));
+        let bytes = [best_q4_scale(first), best_q4_scale(second)];
+        *scales = u16::from_le_bytes(bytes);
+        let inverse = bytes.map(|byte| {
+            let d = scale_of_q4(byte);
+            if d == 0.0 { 0.0 } else { 1.0 / d }
+        });
         let int = |i: usize| {
             let x = group.get(i).copied().unwrap_or(0.0);
-            (round(within(x * inverse, -8.0, 7.0)) + 8.0) as u8
+            (q4_step(x, inverse[i / (Q4_GROUP / 2)]) + 8.0) as u8
         };
         let byte = |i: usize| int(i) | (int(i + Q4_GROUP / 2) << 4);
         for (i, word) in words.iter_mut().enumerate() {

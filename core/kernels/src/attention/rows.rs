@@ -1,7 +1,7 @@
 //! Readers of keys and values: sixteen values of one token of a page, as f32.
 //!
 //! A scale per token is folded into the score (K) or into the probability (V) by the caller, so that int8 rows stay unscaled here.
-//! Scales of parts of a row cannot be folded: int4 rows are scaled, which is exact (4 bits times 11).
+//! Scales of parts of a row cannot be folded: int4 rows are scaled, which is exact (4 bits times 3).
 
 use super::channel4::Channel4Rows;
 use super::channel8::Channel8Rows;
@@ -184,7 +184,7 @@ impl Rows for Q8Rows<'_> {
 pub(crate) struct Q4Rows<'a> {
     data: &'a [u16],
     scales: &'a [u16],
-    /// Scales, and so groups of 32 values, of a row.
+    /// Words of scales, and so groups of 32 values, of a row.
     groups: usize,
 }
 
@@ -205,14 +205,14 @@ impl Rows for Q4Rows<'_> {
     unsafe fn load<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
         let group = token * self.groups + chunk / 2;
         // SAFETY: the chunk is half of a group of the row of `token`, and there are PAGE_TOKENS rows of groups (checked in `new`): eight
-        // words and one scale each. Bytes need no alignment.
+        // words and a word with two scales each. Bytes need no alignment.
         let (nibbles, scale) = unsafe {
             (
                 &*self.data.as_ptr().add(group * GROUP_WORDS).cast::<[u8; LANES]>(),
-                *self.scales.get_unchecked(group),
+                *self.scales.as_ptr().cast::<u8>().add(2 * group + chunk % 2),
             )
         };
-        s.mul(s.load_i4(nibbles, chunk % 2 == 1), s.splat_f16(scale))
+        s.mul(s.load_i4(nibbles, chunk % 2 == 1), s.splat_f16(u16::from(scale) << 8))
     }
 
     #[inline(always)]

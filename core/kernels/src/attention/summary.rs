@@ -23,6 +23,7 @@ use half::f16;
 use super::channel4;
 use super::channel8;
 use super::format::{KvFormat, KvLayout, Q4_GROUP};
+use super::quantise::scale_of_q4;
 use super::scratch::{ROW_BLOCK, padded};
 use super::{KvPages, PAGE_TOKENS};
 use crate::math::{LANES, Lanes};
@@ -135,8 +136,9 @@ impl<'a> Keys<'a> {
                 bytes(row, group, |c, q| out[c] = stored(q.mul_add(d[c], m[c])));
             }
             KvFormat::Q4 => {
-                let d = scale(slot * self.format.row_scales(self.dim) + group);
-                nibbles(row, group, |c, q| out[c] = stored(d * q));
+                let scales = self.scales[slot * self.format.row_scales(self.dim) + group].to_le_bytes();
+                let d = scales.map(scale_of_q4);
+                nibbles(row, group, |c, q| out[c] = stored(d[c / (Q4_GROUP / 2)] * q));
             }
             KvFormat::Q4Channel => {
                 let (d, m) = channel4::channel_scales(self.scales, self.dim, group);
