@@ -238,9 +238,9 @@ fn what_was_read_is_counted_by_positions() {
     let accountant = Accountant::new(None);
     let options = KvOptions { policy: POLICY, ..KvOptions::default() };
     let cache = KvCache::new(&LAYERS, options, &accountant).unwrap();
-    // Three layers without a window. Positions 0 .. 128 see up to four pages, and read them.
-    assert_eq!(cache.page_reads(0..128), PageReads { read: 3 * 32 * 10, there: 3 * 32 * 10 });
-    assert_eq!(cache.page_reads(1023..1024), PageReads { read: 12, there: 96 });
+    // Four layers without a window. Positions 0 .. 128 see up to four pages, and read them.
+    assert_eq!(cache.page_reads(0..128), PageReads { read: 4 * 32 * 10, there: 4 * 32 * 10 });
+    assert_eq!(cache.page_reads(1023..1024), PageReads { read: 16, there: 128 });
     assert_eq!(cache.page_reads(1023..1024).share(), Some(0.125));
     let plain = KvCache::new(&LAYERS, KvOptions::default(), &accountant).unwrap();
     assert_eq!(plain.page_reads(0..1000).share(), None);
