@@ -10,22 +10,23 @@ use std::time::Instant;
 
 /// Tokens before the query: more than the caches of a core hold of a layer.
 const TOKENS: usize = 1024;
-/// Keys and values of all layers together: decoding finds them in memory, as weights have passed through the caches since the last token.
+/// Keys and values of all layers together, at most: decoding finds them in memory, as weights have passed through the caches since the last token.
 const BYTES: usize = 48 << 20;
 /// A half that is an ordinary number.
 const FILLING: u16 = 0x3333;
 
-/// Measures layers of `shape`.
+/// Measures layers of `shape`, with up to so many bytes (two layers take part in any case).
 pub(super) fn rate(
     par: &dyn Parallel,
     kernels: &Kernels,
     shape: &AttentionShape,
     scale: f32,
+    most: usize,
 ) -> Result<AttentionRate> {
     let layout = KvLayout::f16(*shape);
     let (pages, page_len) = (TOKENS / PAGE_TOKENS, layout.page_len());
     // A layer is a chunk, as large as those of a cache or larger.
-    let layers = (BYTES / (2 * pages * page_len)).clamp(2, 64);
+    let layers = (BYTES.min(most) / (2 * pages * page_len)).clamp(2, 64);
     let mut chunks = Vec::with_capacity(layers);
     for _ in 0..layers {
         let mut chunk = zeroed::<u16>(pages * page_len, Category::Scratch)?;

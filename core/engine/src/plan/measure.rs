@@ -19,15 +19,19 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The least that products are measured with: larger than the caches of phones.
+/// What products are measured with at least, where there is memory for it: larger than the caches of phones.
 const WEIGHTS: usize = 96 << 20;
+/// And where there is not: a share of what is available may be taken for measuring, so that nobody is killed for it.
+const LEAST_WEIGHTS: usize = 4 << 20;
+const SHARE_OF_AVAILABLE: u64 = 8;
 /// The most: larger than any cache.
 const MOST_WEIGHTS: usize = 1 << 30;
 /// What the products of a pass reach of one product as long as all of them: between two of them, lines that were asked for ahead are missing. On an
 /// Intel Xeon 0.82 to 0.88, from a model of 0.5B to a mixture of 2.1 GB.
 const PASS_SHARE: f64 = 0.86;
-/// Columns where there is no model to take them from.
+/// Columns where there is no model to take them from, and the most: longer rows cost no less.
 const COLS: usize = 4096;
+const MOST_COLS: usize = 16384;
 /// What most models of phones are in, and what keys and values are in.
 const ALWAYS: [u32; 2] = [Q4_K, 1];
 const Q4_K: u32 = 12;
@@ -50,11 +54,12 @@ struct Sample {
 
 impl Sample {
     fn new(model: Option<&Blueprint>, available: u64) -> Sample {
-        let cols = model.map_or(COLS, |model| model.spec().embd).max(1).next_multiple_of(32);
+        let cols = model.map_or(COLS, |model| model.spec().embd).clamp(1, MOST_COLS).next_multiple_of(32);
         let all = model.map_or(0, |model| usize::try_from(model.layout().bytes()).unwrap_or(usize::MAX));
-        let most = usize::try_from(available / 4).unwrap_or(MOST_WEIGHTS).clamp(WEIGHTS, MOST_WEIGHTS);
+        let most = usize::try_from(available / SHARE_OF_AVAILABLE).unwrap_or(MOST_WEIGHTS);
         // Few sizes, so that models of about one size share what was found.
-        Sample { cols, bytes: all.min(MOST_WEIGHTS).next_power_of_two().clamp(WEIGHTS, most) }
+        let bytes = all.clamp(WEIGHTS, MOST_WEIGHTS).next_power_of_two();
+        Sample { cols, bytes: bytes.min(most.max(LEAST_WEIGHTS)) }
     }
 
     /// The columns of a matrix of this format, and the bytes of a row.
@@ -218,7 +223,13 @@ impl DeviceProfile {
 
     fn add_attention(&mut self, bench: &Bench<'_>, model: Option<&Blueprint>) -> Result<()> {
         for layer in self.unmeasured(model) {
-            self.attention.push(attention::rate(bench.par, bench.kernels, &layer.shape, layer.scale)?);
+            self.attention.push(attention::rate(
+                bench.par,
+                bench.kernels,
+                &layer.shape,
+                layer.scale,
+                bench.weights.len() / 2,
+            )?);
         }
         Ok(())
     }
@@ -360,4 +371,29 @@ fn read(gguf: &Gguf, half: u64, meanwhile: &mut dyn FnMut() -> Result<()>) -> Re
         }
         Ok(out)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Measuring must not be what uses memory up.
+    #[test]
+    fn little_memory_is_measured_with_little() {
+        assert_eq!(Sample::new(None, 16 << 30).bytes, WEIGHTS.next_power_of_two());
+        assert_eq!(Sample::new(None, 400 << 20).bytes, 50 << 20);
+        assert_eq!(Sample::new(None, 0).bytes, LEAST_WEIGHTS);
+    }
+
+    /// With the least of it there is a rate, not a division by zero, for every format in the longest rows.
+    #[test]
+    fn the_least_sample_has_rows_of_every_format() -> Result<()> {
+        let sample = Sample { cols: MOST_COLS, bytes: LEAST_WEIGHTS };
+        let mut bench = Bench::new(&pannier_kernels::Serial, sample)?;
+        for format in pannier_kernels::formats() {
+            let rate = bench.rate(format, false)?;
+            assert!(rate.decode_bps > 1e3 && rate.gflops > 1e-6, "{}: {rate:?}", format.name);
+        }
+        Ok(())
+    }
 }

@@ -187,12 +187,4 @@ impl Rows for Channel4Rows<'_> {
     fn whole_chunks(self) -> usize {
         2 * self.groups
     }
-
-    /// Channels are padded in the page.
-    #[inline(always)]
-    fn load_padded<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
-        assert!(token < PAGE_TOKENS && chunk < self.whole_chunks());
-        // SAFETY: checked above.
-        unsafe { self.load(s, token, chunk) }
-    }
 }

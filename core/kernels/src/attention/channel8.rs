@@ -137,12 +137,4 @@ impl Rows for Channel8Rows<'_> {
     fn whole_chunks(self) -> usize {
         self.stride / (LANES / 2)
     }
-
-    /// Channels are padded in the page.
-    #[inline(always)]
-    fn load_padded<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
-        assert!(token < PAGE_TOKENS && chunk < self.whole_chunks());
-        // SAFETY: checked above.
-        unsafe { self.load(s, token, chunk) }
-    }
 }

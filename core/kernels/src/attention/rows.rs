@@ -29,8 +29,13 @@ pub(super) trait Rows: Copy {
     /// Chunks of sixteen values that a row has in full.
     fn whole_chunks(self) -> usize;
 
-    /// Values `16 chunk ..` of a row, zeros beyond its end.
-    fn load_padded<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V;
+    /// Values `16 chunk ..` of a row, zeros beyond its end: as it lies in the page, where rows are padded.
+    #[inline(always)]
+    fn load_padded<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
+        assert!(token < PAGE_TOKENS && chunk < self.whole_chunks());
+        // SAFETY: checked above.
+        unsafe { self.load(s, token, chunk) }
+    }
 }
 
 /// Hints at a row some way on, in this page or in the next.
@@ -169,14 +174,6 @@ impl Rows for Q8Rows<'_> {
     fn whole_chunks(self) -> usize {
         self.stride / (LANES / 2)
     }
-
-    /// Rows are padded with zeros in the page.
-    #[inline(always)]
-    fn load_padded<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
-        assert!(token < PAGE_TOKENS && chunk < self.whole_chunks());
-        // SAFETY: checked above.
-        unsafe { self.load(s, token, chunk) }
-    }
 }
 
 /// int4, scaled.
@@ -224,14 +221,6 @@ impl Rows for Q4Rows<'_> {
     #[inline(always)]
     fn whole_chunks(self) -> usize {
         2 * self.groups
-    }
-
-    /// Rows are padded with zeros in the page.
-    #[inline(always)]
-    fn load_padded<S: Lanes>(self, s: S, token: usize, chunk: usize) -> S::V {
-        assert!(token < PAGE_TOKENS && chunk < self.whole_chunks());
-        // SAFETY: checked above.
-        unsafe { self.load(s, token, chunk) }
     }
 }
 
