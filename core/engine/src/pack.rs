@@ -181,7 +181,8 @@ fn arrange(source: &Gguf) -> Vec<Piece<'_>> {
     let place = |tensor: &TensorInfo| match layer_of(&tensor.name) {
         _ if is_fine(tensor) => (3, layer_of(&tensor.name).map_or(0, |(layer, _)| layer), 0),
         Some((layer, part)) => (1, layer, u8::from(part.starts_with("ffn_"))),
-        None if tensor.name.starts_with("token_embd") => (0, 0, 0),
+        // The second table of Gemma 4, and the product that goes with it, which a pass begins with.
+        None if ["token_embd", "per_layer_"].iter().any(|start| tensor.name.starts_with(start)) => (0, 0, 0),
         None => (2, 0, 0),
     };
     let mut large = large;

@@ -209,6 +209,8 @@ fn a_35b_model_stays_below_2_gb_at_16k_tokens() {
         soft_cap: None,
         rope: None,
         gated: false,
+        borrows: None,
+        v_from_k: false,
     };
     let spec = ModelSpec {
         arch: "shape".into(),
@@ -219,6 +221,7 @@ fn a_35b_model_stays_below_2_gb_at_16k_tokens() {
         context: 16_384,
         attention: vec![attention; 60],
         recurrent: Vec::new(),
+        per_layer: 0,
         ff: 17_408,
         moe: None,
         ropes: Vec::new(),

@@ -120,20 +120,24 @@ pub struct Attention {
     /// Sizes and constants.
     pub spec: AttentionSpec,
     pub(super) q: Linear,
-    pub(super) k: Linear,
-    pub(super) v: Linear,
+    /// Absent where the layer borrows keys and values.
+    pub(super) k: Option<Linear>,
+    /// Absent also where values are the keys, before norm and rotation.
+    pub(super) v: Option<Linear>,
     pub(super) out: Linear,
     /// Norm of queries, and over how many values: one head, or all.
     pub(super) q_norm: Option<(VectorRef, usize)>,
     /// Norm of keys.
     pub(super) k_norm: Option<(VectorRef, usize)>,
+    /// Values are normed too, each head, without a weight.
+    pub(super) norms_v: bool,
     /// One logit per head that joins the softmax and has no value.
     pub(super) sinks: Option<VectorRef>,
 }
 
 impl Attention {
     /// The tensors `attn_q`, `attn_k`, `attn_v` (or `attn_qkv` with all three, one after the other) and `attn_output`. In gated
-    /// attention, each head of `attn_q` is followed by that of its gate.
+    /// attention, each head of `attn_q` is followed by that of its gate. What the spec says is borrowed is not looked for.
     ///
     /// # Errors
     /// See [`Builder::matrix`].
@@ -144,16 +148,18 @@ impl Attention {
         let (q, k, v) = (spec.q_width() + gates, spec.k_width(), spec.v_width());
         let (q, k, v) = if b.has(&format!("{}.weight", name("qkv"))) {
             let fused = Linear::load(b, unit, &name("qkv"), q + k + v, embd, Role::Qkv)?;
-            (fused.part(0, q), fused.part(q, k), fused.part(q + k, v))
+            (fused.part(0, q), Some(fused.part(q, k)), Some(fused.part(q + k, v)))
         } else {
-            (
-                Linear::load(b, unit, &name("q"), q, embd, Role::Qkv)?,
-                Linear::load(b, unit, &name("k"), k, embd, Role::Qkv)?,
-                Linear::load(b, unit, &name("v"), v, embd, Role::Qkv)?,
-            )
+            let q = Linear::load(b, unit, &name("q"), q, embd, Role::Qkv)?;
+            let mut own = |part: &str, rows: usize, there: bool| match there {
+                true => Linear::load(b, unit, &name(part), rows, embd, Role::Qkv).map(Some),
+                false => Ok(None),
+            };
+            let keeps = spec.borrows.is_none();
+            (q, own("k", k, keeps)?, own("v", v, keeps && !spec.v_from_k)?)
         };
         let out = Linear::load(b, unit, &name("output"), embd, spec.out_width(), Role::AttentionOutput)?;
-        Ok(Attention { unit, spec, q, k, v, out, q_norm: None, k_norm: None, sinks: None })
+        Ok(Attention { unit, spec, q, k, v, out, q_norm: None, k_norm: None, norms_v: false, sinks: None })
     }
 
     /// With the norms of single queries and keys, `attn_q_norm` and `attn_k_norm`.
@@ -176,8 +182,15 @@ impl Attention {
 
     fn norms(mut self, b: &mut Builder<'_>, layer: usize, q: usize, k: usize) -> Result<Attention> {
         self.q_norm = Some((b.vector(&format!("blk.{layer}.attn_q_norm.weight"), q)?, q));
-        self.k_norm = Some((b.vector(&format!("blk.{layer}.attn_k_norm.weight"), k)?, k));
+        if self.k.is_some() {
+            self.k_norm = Some((b.vector(&format!("blk.{layer}.attn_k_norm.weight"), k)?, k));
+        }
         Ok(self)
+    }
+
+    /// With a norm of each value, which has no weight.
+    pub fn with_value_norms(self) -> Attention {
+        Attention { norms_v: true, ..self }
     }
 
     /// With attention sinks, `attn_sinks`.
@@ -255,6 +268,11 @@ impl Embedding {
         let vocab = b.rows(NAME, embd)?;
         Ok(Embedding { table: b.matrix(unit, NAME, vocab, embd, None)?, vocab })
     }
+
+    /// Another table with a row for each token, beside this one.
+    pub(super) fn beside(&self, b: &mut Builder<'_>, name: &str, width: usize) -> Result<TensorRef> {
+        b.matrix(self.table.unit(), name, self.vocab, width, None)
+    }
 }
 
 /// The end of a pass: norm, then logits.
@@ -310,6 +328,8 @@ impl Dims {
             soft_cap: None,
             rope,
             gated: false,
+            borrows: None,
+            v_from_k: false,
         }
     }
 
@@ -331,6 +351,7 @@ impl Dims {
             attention,
             recurrent: Vec::new(),
             ff: self.ff,
+            per_layer: 0,
             moe: None,
             ropes,
         }

@@ -21,6 +21,8 @@ pub struct Moe {
     pub(super) router: Linear,
     /// Added to the probabilities for the choice only.
     pub(super) choice_bias: Option<VectorRef>,
+    /// A factor on the result of each expert.
+    pub(super) scales: Option<VectorRef>,
     pub(super) experts: Vec<Expert>,
     pub(super) shared: Option<Shared>,
     /// Some gate or up of the block is F16, so the block's input is rounded to halves: for all experts at once, because which of them
@@ -54,6 +56,20 @@ impl Moe {
     /// See [`Builder::matrix`].
     pub fn load(b: &mut Builder<'_>, layer: usize, embd: usize, spec: MoeSpec) -> Result<Moe> {
         let unit = b.unit(UnitKind::Ffn { layer });
+        Moe::load_into(b, unit, layer, embd, spec)
+    }
+
+    /// The same with the router in a unit that holds other tensors too.
+    ///
+    /// # Errors
+    /// See [`Builder::matrix`].
+    pub fn load_into(
+        b: &mut Builder<'_>,
+        unit: UnitId,
+        layer: usize,
+        embd: usize,
+        spec: MoeSpec,
+    ) -> Result<Moe> {
         let name = |part: &str| format!("blk.{layer}.ffn_{part}");
         let router = Linear::load(b, unit, &name("gate_inp"), spec.experts, embd, Role::Router)?;
         let experts = if b.has(&name("gate.0.weight")) {
@@ -67,7 +83,7 @@ impl Moe {
         }
         let units = experts.iter().map(|expert| expert.unit).collect();
         b.add_router(RouterRef { layer, unit, router, used: spec.used, experts: units });
-        Ok(Moe { unit, spec, layer, router, choice_bias: None, experts, shared: None, halves })
+        Ok(Moe { unit, spec, layer, router, choice_bias: None, scales: None, experts, shared: None, halves })
     }
 
     /// With a shared expert of width `ff`: `ffn_gate_shexp`, `ffn_up_shexp`, `ffn_down_shexp`, and its gate `ffn_gate_inp_shexp`
@@ -80,6 +96,16 @@ impl Moe {
         let gate = b.maybe_vector(&format!("blk.{}.ffn_gate_inp_shexp.weight", self.layer), embd)?;
         self.halves |= ffn.gate.takes_halves(b)? || ffn.up.takes_halves(b)?;
         self.shared = Some(Shared { ffn, gate });
+        Ok(self)
+    }
+
+    /// With a factor on each expert's result, `ffn_down_exps.scale`, if the file has it.
+    ///
+    /// # Errors
+    /// See [`Builder::vector`].
+    pub fn with_scales(mut self, b: &mut Builder<'_>) -> Result<Moe> {
+        let name = format!("blk.{}.ffn_down_exps.scale", self.layer);
+        self.scales = b.maybe_vector(&name, self.spec.experts)?;
         Ok(self)
     }
 

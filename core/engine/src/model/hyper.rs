@@ -181,6 +181,27 @@ impl<'a> Hyper<'a> {
         Ok((0..layers).map(|i| !(i + 1).is_multiple_of(interval)).collect())
     }
 
+    /// Tokens that must not come out, whatever the logits say: `tokenizer.ggml.suppress_tokens`.
+    ///
+    /// # Errors
+    /// The key is no list of ids, or one of them is no id of a vocabulary of this size.
+    pub fn suppressed(&self, vocab: usize) -> Result<Vec<usize>> {
+        const KEY: &str = "tokenizer.ggml.suppress_tokens";
+        let ids = match self.metadata.opt_u32_or_u32s(KEY)? {
+            None => Vec::new(),
+            Some(OneOrMany::One(id)) => vec![id],
+            Some(OneOrMany::Many(ids)) => ids,
+        };
+        match ids.iter().find(|&&id| id as usize >= vocab) {
+            Some(id) => Err(Error::BadHyperparameter {
+                key: KEY.to_owned(),
+                value: id.to_string(),
+                reason: "the vocabulary has no such token",
+            }),
+            None => Ok(ids.iter().map(|&id| id as usize).collect()),
+        }
+    }
+
     /// The sections of multi-section RoPE.
     ///
     /// # Errors
@@ -267,9 +288,9 @@ impl<'a> Hyper<'a> {
             k_dim,
             v_dim,
             ff: match self.maybe("expert_count")? {
-                None => self.count("feed_forward_length", MAX_WIDTH)?,
+                None => self.most("feed_forward_length", layers, None)?,
                 // There may be no dense block at all.
-                Some(_) => self.maybe("feed_forward_length")?.unwrap_or(0).min(MAX_WIDTH),
+                Some(_) => self.widest("feed_forward_length", layers)?.unwrap_or(0),
             },
             eps: self.eps()?,
             trained,
@@ -279,11 +300,15 @@ impl<'a> Hyper<'a> {
 
     /// The largest of the numbers of all layers: those with another kind of layer have 0.
     fn most(&self, name: &str, layers: usize, default: Option<usize>) -> Result<usize> {
-        let most = match self.per_layer(name, layers, MAX_WIDTH)? {
-            Some(values) => values.into_iter().max().unwrap_or(0),
-            None => return default.map_or_else(|| self.count(name, MAX_WIDTH), Ok),
-        };
-        self.in_range(name, most, MAX_WIDTH)
+        match self.widest(name, layers)? {
+            Some(most) => self.in_range(name, most, MAX_WIDTH),
+            None => default.map_or_else(|| self.count(name, MAX_WIDTH), Ok),
+        }
+    }
+
+    fn widest(&self, name: &str, layers: usize) -> Result<Option<usize>> {
+        let values = self.per_layer(name, layers, MAX_WIDTH)?;
+        Ok(values.map(|values| values.into_iter().max().unwrap_or(0)))
     }
 
     fn eps(&self) -> Result<f32> {

@@ -5,6 +5,7 @@
 //! (threads, instruction sets, where weights live) they never see.
 
 mod experts;
+mod per_layer;
 mod recurrent;
 
 use super::activations::{ActivationObserver, observe};
@@ -44,7 +45,8 @@ pub(super) struct Context<'a> {
     /// Counts experts that were left out.
     pub dropped: &'a AtomicU64,
     pub activations: Option<&'a dyn ActivationObserver>,
-    pub layers: usize,
+    /// Up to the last layer that keeps something of a token.
+    pub storing_layers: usize,
     pub embd: usize,
 }
 
@@ -203,7 +205,19 @@ impl<'a> Pass<'a> {
         });
     }
 
-    /// `q, k, v = W h + b`.
+    /// `x *= scale`, of one value.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn scale_residual(&mut self, scale: VectorRef) -> Result<()> {
+        let (n, embd, cx) = (self.n(), self.cx.embd, &self.cx);
+        let scale = cx.weights.vector(scale)?.first().copied().unwrap_or(1.0);
+        let x = rows_mut(&mut self.s.x, n, embd);
+        for_each_piece(cx.par, x, PIECE, &|_, x| cx.kernels.scale_in_place(x, scale));
+        Ok(())
+    }
+
+    /// `q, k, v = W h + b`; only q where keys and values are another layer's.
     ///
     /// # Errors
     /// Only for mistakes of the caller.
@@ -214,12 +228,18 @@ impl<'a> Pass<'a> {
         } else {
             rows_mut(&mut s.q, n, spec.q_width())
         };
-        let outputs = [
-            (attention.q.weights(unit, cx.weights)?, q),
-            (attention.k.weights(unit, cx.weights)?, rows_mut(&mut s.k, n, spec.k_width())),
-            (attention.v.weights(unit, cx.weights)?, rows_mut(&mut s.v, n, spec.v_width())),
-        ];
-        product(cx, Role::Qkv, &mut s.act, (rows_mut(&mut s.h, n, cx.embd), n, cx.embd), outputs);
+        let mut outputs = vec![(attention.q.weights(unit, cx.weights)?, q)];
+        for (linear, buffer, width) in
+            [(attention.k, &mut s.k, spec.k_width()), (attention.v, &mut s.v, spec.v_width())]
+        {
+            if let Some(linear) = linear {
+                outputs.push((linear.weights(unit, cx.weights)?, rows_mut(buffer, n, width)));
+            }
+        }
+        product_of(cx, Role::Qkv, &mut s.act, (rows_mut(&mut s.h, n, cx.embd), n, cx.embd), outputs);
+        if attention.k.is_some() && attention.v.is_none() {
+            rows_mut(&mut s.v, n, spec.v_width()).copy_from_slice(rows(&s.k, n, spec.k_width()));
+        }
         if spec.gated {
             // Each head's query is followed by its gate.
             let k_dim = spec.shape.k_dim;
@@ -233,7 +253,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// `q, k = rms_norm` of each head (or of all together), where the architecture has it.
+    /// `q, k, v = rms_norm` of each head (or of all together), where the architecture has it.
     ///
     /// # Errors
     /// Only for mistakes of the caller.
@@ -244,6 +264,10 @@ impl<'a> Pass<'a> {
         }
         if let Some((weight, width)) = attention.k_norm {
             norm_rows(&self.cx, rows_mut(&mut s.k, n, spec.k_width()), weight, eps, width)?;
+        }
+        if attention.norms_v && attention.k.is_some() {
+            let (cx, v, dim) = (&self.cx, rows_mut(&mut s.v, n, spec.v_width()), spec.shape.v_dim);
+            for_each_piece(cx.par, v, piece(dim), &|_, v| cx.kernels.rms_norm_in_place(v, None, eps, dim));
         }
         Ok(())
     }
@@ -256,8 +280,11 @@ impl<'a> Pass<'a> {
         let (n, spec, s, cx) = (self.n(), attention.spec, &mut *self.s, &self.cx);
         let Some(rope) = spec.rope else { return Ok(()) };
         let rope = cx.ropes.get(rope).ok_or_else(|| Error::internal(format!("no RoPE {rope}")))?;
-        let (shape, positions) = (spec.shape, self.positions);
-        for (x, heads) in [(&mut s.q, shape.heads), (&mut s.k, shape.kv_heads)] {
+        let (shape, positions) = (spec.shape, &self.positions[self.rows.clone()]);
+        let k = (&mut s.k, shape.kv_heads);
+        for (x, heads) in
+            [Some((&mut s.q, shape.heads)), Some(k).filter(|_| attention.k.is_some())].into_iter().flatten()
+        {
             let width = heads * shape.k_dim;
             let per_piece = piece(width);
             for_each_piece(cx.par, rows_mut(x, n, width), per_piece, &|index, x| {
@@ -288,12 +315,15 @@ impl<'a> Pass<'a> {
         self.kv.write(self.cx.kernels, self.seq, layer, self.start, k, v)
     }
 
-    /// In the last layer, after its keys and values are stored, only the rows whose logits are asked for matter: drops
-    /// the others, and is false when none is left.
+    /// In the last layer that stores anything, after its keys and values are stored, only the rows whose logits are asked for matter:
+    /// drops the others, and is false when none is left.
     pub fn is_wanted(&mut self, layer: usize, attention: &Attention) -> bool {
         let spec = attention.spec;
         let gates = if spec.gated { spec.q_width() } else { 0 };
-        self.keep_wanted(layer, |s| [(&mut s.q, spec.q_width()), (&mut s.z, gates)])
+        self.keep_wanted(layer, |s| {
+            let per_layer = s.per_layer_width();
+            [(&mut s.q, spec.q_width()), (&mut s.z, gates), (&mut s.per_layer, per_layer)]
+        })
     }
 
     /// Drops rows of x, and of the buffers given with their widths.
@@ -302,7 +332,7 @@ impl<'a> Pass<'a> {
         layer: usize,
         buffers: impl FnOnce(&mut Scratch) -> [(&mut Vec<f32>, usize); N],
     ) -> bool {
-        if layer + 1 == self.cx.layers && self.outputs.len() < self.n() {
+        if layer + 1 == self.cx.storing_layers && self.outputs.len() < self.n() {
             let (first, end) = (self.outputs.start, self.outputs.end);
             let keep = |buffer: &mut Vec<f32>, width: usize| {
                 buffer.copy_within(first * width..end * width, 0);
@@ -316,12 +346,13 @@ impl<'a> Pass<'a> {
         self.n() > 0
     }
 
-    /// `a = softmax(scale * q kᵀ) v` over the cache.
+    /// `a = softmax(scale * q kᵀ) v` over the cache, or over that of the layer that this one borrows from.
     ///
     /// # Errors
     /// Only for mistakes of the caller.
     pub fn attend(&mut self, layer: usize, attention: &Attention) -> Result<()> {
         let (n, spec, s) = (self.n(), attention.spec, &mut *self.s);
+        let layer = spec.borrows.unwrap_or(layer);
         let shape = spec.shape;
         let sinks = attention.sinks.map(|sinks| self.cx.weights.vector(sinks)).transpose()?;
         if self.kv.types(layer).0.is_rotated() {
@@ -426,12 +457,7 @@ impl<'a> Pass<'a> {
     /// Its argument and its result are rounded to half precision: the field looks this function up in a table of halves, and models'
     /// published figures are made with it.
     pub fn gelu_mul(&mut self, ffn: &Ffn) {
-        self.gated(ffn, |kernels, gate, up| {
-            kernels.round_f16_in_place(gate);
-            kernels.gelu_in_place(gate);
-            kernels.round_f16_in_place(gate);
-            kernels.mul_in_place(gate, up);
-        });
+        self.gated(ffn, gelu_halves_mul);
     }
 
     fn gated(&mut self, ffn: &Ffn, gated: fn(&Kernels, &mut [f32], &[f32])) {
@@ -471,6 +497,23 @@ impl<'a> Pass<'a> {
         }
         Ok(())
     }
+
+    /// Takes some tokens out of the logits just computed.
+    pub fn suppress(&mut self, head: &Head, tokens: &[usize]) {
+        let (n, vocab) = (self.n(), head.weight.rows());
+        let logits = &mut self.s.logits[self.written * vocab..][..n * vocab];
+        for row in logits.chunks_exact_mut(vocab) {
+            tokens.iter().for_each(|&token| row[token] = f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// See [`Pass::gelu_mul`].
+fn gelu_halves_mul(kernels: &Kernels, gate: &mut [f32], by: &[f32]) {
+    kernels.round_f16_in_place(gate);
+    kernels.gelu_in_place(gate);
+    kernels.round_f16_in_place(gate);
+    kernels.mul_in_place(gate, by);
 }
 
 /// In-place RMS norm of rows of `width` values.

@@ -230,7 +230,7 @@ impl Runner {
                 shortcuts: self.shortcuts,
                 dropped: &self.dropped,
                 activations: self.activations.as_deref(),
-                layers: self.model.spec().layers,
+                storing_layers: self.model.spec().storing_layers(),
                 embd: self.model.spec().embd,
             };
             let outputs = wanted(outputs.start)..wanted(outputs.end);

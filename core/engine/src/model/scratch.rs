@@ -42,6 +42,7 @@ struct Widths {
     z: usize,
     conv: usize,
     heads: usize,
+    per_layer: usize,
     moe: Option<MoeSpec>,
 }
 
@@ -54,11 +55,13 @@ impl ScratchPlan<'_> {
             k: most(AttentionSpec::k_width),
             v: most(AttentionSpec::v_width),
             out: most(AttentionSpec::out_width),
-            ff: self.spec.ff,
+            // The gate of a layer's own embedding takes turns with that of the feed-forward block.
+            ff: self.spec.ff.max(self.spec.per_layer),
             mix: 0,
             z: 0,
             conv: 0,
             heads: 0,
+            per_layer: self.spec.layers * self.spec.per_layer,
             moe: self.spec.moe,
         };
         let gated = self.spec.attention.iter().filter(|attention| attention.gated);
@@ -147,7 +150,7 @@ impl ScratchPlan<'_> {
     pub fn bytes(&self) -> u64 {
         let w = self.widths();
         let values = 2 * w.embd + w.q + w.k + w.v + w.out + 2 * w.ff + w.mix + w.z + w.conv + 4 * w.heads;
-        let values = values as u64;
+        let values = (values + w.per_layer) as u64;
         let rows = self.chunk as u64;
         let activations: u64 = self
             .activations()
@@ -205,6 +208,8 @@ pub struct Scratch {
     pub(super) gates: Vec<f32>,
     pub(super) decay: Vec<f32>,
     pub(super) beta: Vec<f32>,
+    /// What each layer has of a token for itself: rows x layers x width.
+    pub(super) per_layer: Vec<f32>,
     /// For experts.
     pub(super) moe: Option<MoeScratch>,
     /// What the matrices read.
@@ -248,6 +253,7 @@ impl Scratch {
             gates: Vec::new(),
             decay: Vec::new(),
             beta: Vec::new(),
+            per_layer: Vec::new(),
             moe: plan.spec.moe.map(|_| MoeScratch::default()),
             act: Activations::default(),
             attention,
@@ -275,7 +281,7 @@ impl Scratch {
         // By powers of two: prompts of slowly growing length must not allocate each time.
         let rows = rows.next_power_of_two().min(self.chunk);
         self.rows = 0;
-        let Widths { embd, q, k, v, out, ff, mix, z, conv, heads, moe } = self.widths;
+        let Widths { embd, q, k, v, out, ff, mix, z, conv, heads, per_layer, moe } = self.widths;
         for (buffer, width) in [
             (&mut self.x, embd),
             (&mut self.h, embd),
@@ -291,6 +297,7 @@ impl Scratch {
             (&mut self.gates, 2 * heads),
             (&mut self.decay, heads),
             (&mut self.beta, heads),
+            (&mut self.per_layer, per_layer),
         ] {
             replace(buffer, rows, width)?;
         }
@@ -301,6 +308,11 @@ impl Scratch {
         self.act = Activations::default();
         self.rows = rows;
         Ok(())
+    }
+
+    /// Values of a row of [`Scratch::per_layer`].
+    pub(super) fn per_layer_width(&self) -> usize {
+        self.widths.per_layer
     }
 
     /// Gives back the rows of logits that were kept for speed. Answers whether there were any.

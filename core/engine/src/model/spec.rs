@@ -27,6 +27,8 @@ pub struct ModelSpec {
     pub recurrent: Vec<RecurrentSpec>,
     /// The widest dense feed-forward block, that of shared experts included; 0 if there is none.
     pub ff: usize,
+    /// Width of the embedding that each layer has of a token for itself; 0 if layers have none.
+    pub per_layer: usize,
     /// Experts, if there are any; all layers that have them have the same.
     pub moe: Option<MoeSpec>,
     /// The rotations that layers use, by index.
@@ -39,9 +41,16 @@ impl ModelSpec {
         super::state::bytes(&self.recurrent)
     }
 
-    /// What attention layers keep of each token, with these element types.
+    /// What attention layers keep of each token, with these element types. Layers that borrow keep nothing.
     pub fn kv(&self, types: KvTypes) -> Vec<KvGeometry> {
-        crate::kv::typed(self.attention.iter().map(AttentionSpec::kv), types)
+        let own = self.attention.iter().filter(|layer| layer.borrows.is_none());
+        crate::kv::typed(own.map(AttentionSpec::kv).collect::<Vec<_>>().into_iter(), types)
+    }
+
+    /// Layers up to the last one that keeps something of a token: behind it, only tokens whose logits are asked for matter.
+    pub fn storing_layers(&self) -> usize {
+        let borrow = self.attention.iter().rev().take_while(|layer| layer.borrows.is_some());
+        self.layers.saturating_sub(borrow.count())
     }
 }
 
@@ -62,6 +71,10 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// Each query comes with a gate, whose sigmoid is a factor on the result.
     pub gated: bool,
+    /// The layer has no keys and values of its own and reads those of this one. Such layers come last.
+    pub borrows: Option<usize>,
+    /// Values are the keys as the product gives them, before norm and rotation.
+    pub v_from_k: bool,
 }
 
 /// A mixture of experts.
@@ -99,6 +112,8 @@ pub enum Gating {
 pub enum ExpertActivation {
     /// `silu(gate) * up`.
     Silu,
+    /// `gelu(gate) * up`, with the tanh approximation.
+    Gelu,
     /// Clamped, with 1 added to up: gpt-oss.
     SwigluOai,
 }

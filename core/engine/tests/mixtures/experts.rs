@@ -19,9 +19,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+fn all_kinds() -> [Tiny; 5] {
+    [Tiny::mixtral(), Tiny::qwen3next(), Tiny::lfm2moe(), Tiny::gemma4(), Tiny::gemma4_experts()]
+}
+
 #[test]
 fn bits_do_not_depend_on_batches_or_threads() {
-    for tiny in [Tiny::mixtral(), Tiny::qwen3next(), Tiny::lfm2moe()] {
+    for tiny in all_kinds() {
         let (model, tokens) = (tiny.load(), text(70));
         let wanted = all(&mut runner(&model, 512, 1), &tokens);
         for (chunk, threads) in [(1, 1), (512, 2), (7, 3), (33, 2)] {
@@ -35,7 +39,7 @@ fn bits_do_not_depend_on_batches_or_threads() {
 
 #[test]
 fn rows_that_nobody_reads_change_nothing() {
-    for tiny in [Tiny::mixtral(), Tiny::qwen3next(), Tiny::lfm2moe()] {
+    for tiny in all_kinds() {
         let (model, tokens) = (tiny.load(), text(20));
         let mut runner = runner(&model, 8, 1);
         let wanted = all(&mut runner, &tokens);
@@ -151,7 +155,8 @@ fn streamed_with(path: &Path, slots: u64, stream: &StreamOptions, options: &Runn
 /// block's input must not wait for the first expert that arrives.
 #[test]
 fn streamed_experts_give_the_same_bits() {
-    for tiny in [Tiny::mixtral(), Tiny::qwen3next(), Tiny::qwen3next().with_half_experts()] {
+    let halves = Tiny::qwen3next().with_half_experts();
+    for tiny in [Tiny::mixtral(), Tiny::qwen3next(), halves, Tiny::gemma4_experts()] {
         let folder = tempfile::tempdir().unwrap();
         let (path, packed) = (folder.path().join("tiny.gguf"), folder.path().join("tiny.pack"));
         tiny.write(&path);

@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod experts;
+mod gemma4;
 mod recurrent;
 mod tiny;

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub const VOCAB: usize = 96;
-const EMBD: u64 = 64;
-const FF: u64 = 96;
+pub const EMBD: u64 = 64;
+pub const FF: u64 = 96;
 pub const EXPERTS: u64 = 8;
 
 /// xorshift*: the same bytes everywhere.
@@ -63,7 +63,7 @@ pub struct Tiny {
 }
 
 impl Tiny {
-    fn new(arch: &'static str, layers: u32) -> Tiny {
+    pub fn new(arch: &'static str, layers: u32) -> Tiny {
         let mut tiny = Tiny { arch, keys: Vec::new(), tensors: BTreeMap::new(), random: 42 };
         for (key, value) in [
             ("context_length", 256),
@@ -85,12 +85,17 @@ impl Tiny {
     }
 
     pub fn key(&mut self, key: &str, value: impl Into<Value>) {
-        let key = format!("{}.{key}", self.arch);
+        self.raw_key(&format!("{}.{key}", self.arch), value);
+    }
+
+    /// Without the architecture before it.
+    pub fn raw_key(&mut self, key: &str, value: impl Into<Value>) {
+        let key = key.to_owned();
         self.keys.retain(|(other, _)| *other != key);
         self.keys.push((key, value.into()));
     }
 
-    fn matrix(&mut self, name: &str, dims: &[u64]) {
+    pub fn matrix(&mut self, name: &str, dims: &[u64]) {
         let mut random = Random(self.random);
         let mut data = Vec::new();
         for _ in 0..dims.iter().product::<u64>() / 32 {
@@ -104,9 +109,15 @@ impl Tiny {
     }
 
     /// The routed experts in F16, whatever else the model is in.
-    pub fn with_half_experts(mut self) -> Tiny {
+    pub fn with_half_experts(self) -> Tiny {
+        self.in_halves(|name| name.contains("_exps."))
+    }
+
+    /// Some of the quantised matrices in F16.
+    pub fn in_halves(mut self, wanted: impl Fn(&str) -> bool) -> Tiny {
         let mut random = Random(self.random);
-        for (_, tensor) in self.tensors.iter_mut().filter(|(name, _)| name.contains("_exps.")) {
+        let quantised = self.tensors.iter_mut().filter(|(_, tensor)| tensor.ty == GgmlType::Q8_0);
+        for (_, tensor) in quantised.filter(|(name, _)| wanted(name)) {
             tensor.ty = GgmlType::F16;
             // Any sign and mantissa; 2^-6 to 2^-4.
             let half = |_| (random.next() as u16 & 0x87ff | 0x2400).to_le_bytes();
@@ -115,7 +126,7 @@ impl Tiny {
         self
     }
 
-    fn floats(&mut self, name: &str, dims: &[u64], mut value: impl FnMut(f32) -> f32) {
+    pub fn floats(&mut self, name: &str, dims: &[u64], mut value: impl FnMut(f32) -> f32) {
         let mut random = Random(self.random);
         let data =
             (0..dims.iter().product::<u64>()).flat_map(|_| value(random.unit()).to_le_bytes()).collect();
@@ -123,7 +134,7 @@ impl Tiny {
         self.tensors.insert(name.to_owned(), Tensor { dims: dims.to_vec(), ty: GgmlType::F32, data });
     }
 
-    fn ones(&mut self, name: &str, len: u64) {
+    pub fn ones(&mut self, name: &str, len: u64) {
         self.floats(name, &[len], |_| 1.0);
     }
 
@@ -256,6 +267,7 @@ impl Tiny {
     pub fn write(&self, path: &Path) {
         let mut writer = Writer::new();
         writer.set("general.architecture", self.arch);
+        writer.set("tokenizer.ggml.model", "none");
         for (key, value) in &self.keys {
             writer.set(key, value.clone());
         }

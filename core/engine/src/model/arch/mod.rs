@@ -2,6 +2,7 @@
 
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod gpt_oss;
 mod lfm2;
 mod llama;
@@ -36,6 +37,7 @@ pub const ARCHITECTURES: &[ArchEntry] = &[
     qwen3::ARCH,
     gemma2::ARCH,
     gemma3::ARCH,
+    gemma4::ARCH,
     phi3::ARCH,
     smollm3::ARCH,
     qwen2moe::ARCH,

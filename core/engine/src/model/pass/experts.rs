@@ -13,7 +13,10 @@
 //! So each expert's weights are touched once per pass, reading those that are missing overlaps with computing the others, and
 //! a token's bits depend neither on what else is in the pass nor on which expert was there first.
 
-use super::{Context, PIECE, Pass, piece, product, round_halves, rows, rows_mut, takes_halves};
+use super::{
+    Context, PIECE, Pass, gelu_halves_mul, norm_rows, piece, product, round_halves, rows, rows_mut,
+    takes_halves,
+};
 use crate::Error;
 use crate::Result;
 use crate::model::activations::{observe, observe_some};
@@ -22,7 +25,7 @@ use crate::model::experts::{Expert, Moe, Shared};
 use crate::model::precision::Role;
 use crate::model::routing::{Route, choose};
 use crate::model::spec::{ExpertActivation, MoeSpec};
-use crate::residency::{UnitGuard, WeightStore};
+use crate::residency::{UnitGuard, VectorRef, WeightStore};
 use pannier_kernels::{ActRows, Job, Kernels, Need, Precision, for_each_piece};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -57,6 +60,7 @@ fn gate_by(kernels: &Kernels, activation: ExpertActivation, gate: &mut [f32], up
     const LIMIT: f32 = 7.0;
     match activation {
         ExpertActivation::Silu => kernels.silu_mul(gate, up),
+        ExpertActivation::Gelu => gelu_halves_mul(kernels, gate, up),
         ExpertActivation::SwigluOai => kernels.swiglu_oai(gate, up, ALPHA, LIMIT),
     }
 }
@@ -66,6 +70,41 @@ fn no_moe() -> Error {
 }
 
 impl<'a> Pass<'a> {
+    /// `h = rms_norm(x) / sqrt(embd)`, for architectures whose router does not see what experts see.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn router_norm(&mut self, weight: VectorRef, eps: f32) -> Result<()> {
+        self.rms_norm(weight, eps)?;
+        let (n, embd) = (self.n(), self.cx.embd);
+        self.cx.kernels.scale_in_place(rows_mut(&mut self.s.h, n, embd), 1.0 / (embd as f32).sqrt());
+        Ok(())
+    }
+
+    /// Puts h aside, normed: the result of a dense block that stands beside experts.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn put_aside(&mut self, weight: VectorRef, eps: f32) -> Result<()> {
+        let (n, embd, s) = (self.n(), self.cx.embd, &mut *self.s);
+        norm_rows(&self.cx, rows_mut(&mut s.h, n, embd), weight, eps, embd)?;
+        // Such architectures have no shared expert, whose place this is.
+        let m = s.moe.as_mut().ok_or_else(no_moe)?;
+        rows_mut(&mut m.shared_y, n, embd).copy_from_slice(rows(&s.h, n, embd));
+        Ok(())
+    }
+
+    /// `h += ` what was put aside.
+    ///
+    /// # Errors
+    /// Only for mistakes of the caller.
+    pub fn add_aside(&mut self) -> Result<()> {
+        let (n, embd, s) = (self.n(), self.cx.embd, &mut *self.s);
+        let m = s.moe.as_ref().ok_or_else(no_moe)?;
+        self.cx.kernels.add_in_place(rows_mut(&mut s.h, n, embd), rows(&m.shared_y, n, embd));
+        Ok(())
+    }
+
     /// Chooses experts for each row of h.
     ///
     /// # Errors
@@ -86,6 +125,7 @@ impl<'a> Pass<'a> {
         let outputs = [(moe.router.weights(unit, cx.weights)?, &mut *scores)];
         product(cx, Role::Router, &mut s.act, (rows_mut(&mut s.h, n, cx.embd), n, cx.embd), outputs);
         let bias = moe.choice_bias.map(|bias| cx.weights.vector(bias)).transpose()?;
+        let scales = moe.scales.map(|scales| cx.weights.vector(scales)).transpose()?;
         let first = self.seq.len() + self.start + self.rows.start;
         let (chosen, weights) = (&mut m.chosen[..n * spec.used], &mut m.weights[..n * spec.used]);
         for (i, ((scores, chosen), weights)) in scores
@@ -96,6 +136,11 @@ impl<'a> Pass<'a> {
         {
             let work = (&mut m.ranked, &mut m.biased);
             choose(cx.kernels, spec, bias, &lift, scores, (&mut *chosen, &mut *weights), work);
+            if let Some(scales) = scales {
+                for (weight, &expert) in weights.iter_mut().zip(&*chosen) {
+                    *weight *= scales.get(usize::from(expert)).copied().unwrap_or(1.0);
+                }
+            }
             cx.weights.routed(moe.layer, chosen, scores);
             if let Some(observer) = cx.observer {
                 observer.routed(&Route {
