@@ -52,6 +52,19 @@ pub(super) fn blocks<const N: usize>(
     }
 }
 
+/// What errors count without statistics in formats of two and three bits: as much as the weight is large. So few levels cannot hold both ends of a
+/// block well, and the large weights go first. Against equal counts, on Qwen2.5-Coder 1.5B (and SmolLM2, whose rows are too short for Q2_K), that takes a
+/// tenth off the divergence with Q2_K and an eighth (a quarter) with Q3_K; squares of the weights add a tenth with Q2_K. With four bits and more it
+/// changes nothing.
+#[inline(always)]
+pub(super) fn by_magnitude<const N: usize>(
+    x: &[f32; N],
+    w: &[f32; N],
+    importance: Option<&[f32]>,
+) -> [f32; N] {
+    if importance.is_some() { *w } else { x.map(f32::abs) }
+}
+
 /// The two-bit layout that Q2_K and Q3_K share: each byte holds weights 32 apart.
 pub(super) fn two_bits(q: &[u8; 256]) -> [u8; 64] {
     let mut out = [0; 64];
