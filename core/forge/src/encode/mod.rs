@@ -1,8 +1,8 @@
 //! Rows of floats to quantised blocks.
 //!
 //! One [`Encoder`] per target type, from [`encoder`]. Without an importance vector the older formats (Q8_0, Q4_0, Q4_1, Q5_0,
-//! Q5_1) follow the format's reference encoder byte for byte; the others minimise the squared error of each block. With one,
-//! every format except Q8_0 minimises the squared error weighted by it.
+//! Q5_1) follow the format's reference encoder byte for byte; the others minimise the squared error of each block, the smallest ones weighted by
+//! magnitude. With an importance vector, every format except Q8_0 minimises the squared error weighted by it.
 //!
 //! Results do not depend on the machine: all sums have one order and nothing is fused.
 

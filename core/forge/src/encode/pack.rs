@@ -53,9 +53,8 @@ pub(super) fn blocks<const N: usize>(
 }
 
 /// What errors count without statistics in formats of two and three bits: as much as the weight is large. So few levels cannot hold both ends of a
-/// block well, and the large weights go first. Against equal counts, on Qwen2.5-Coder 1.5B (and SmolLM2, whose rows are too short for Q2_K), that takes a
-/// tenth off the divergence with Q2_K and an eighth (a quarter) with Q3_K; squares of the weights add a tenth with Q2_K. With four bits and more it
-/// changes nothing.
+/// block well, and the large weights go first. Against equal counts, that takes a tenth off the divergence with Q2_K (Qwen2.5-Coder 1.5B, 2,040
+/// tokens), an eighth off that with Q3_K there and a quarter on SmolLM2; squares of the weights add a tenth with Q2_K.
 #[inline(always)]
 pub(super) fn by_magnitude<const N: usize>(
     x: &[f32; N],
@@ -63,6 +62,21 @@ pub(super) fn by_magnitude<const N: usize>(
     importance: Option<&[f32]>,
 ) -> [f32; N] {
     if importance.is_some() { *w } else { x.map(f32::abs) }
+}
+
+/// The same for the uneven levels of IQ4, less steeply: the root mean square of the block on top of the magnitude. Against equal counts, the divergence
+/// is an eighth less on SmolLM2 (6,120 tokens) and a twentieth on 1.5B; by the magnitude alone it is a twentieth and a thirtieth less.
+#[inline(always)]
+pub(super) fn by_magnitude_and_mean<const N: usize>(
+    x: &[f32; N],
+    w: &[f32; N],
+    importance: Option<&[f32]>,
+) -> [f32; N] {
+    if importance.is_some() {
+        return *w;
+    }
+    let mean = (x.iter().map(|x| x * x).sum::<f32>() / N as f32).sqrt();
+    x.map(|x| mean + x.abs())
 }
 
 /// The two-bit layout that Q2_K and Q3_K share: each byte holds weights 32 apart.
