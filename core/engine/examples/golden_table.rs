@@ -11,6 +11,9 @@ use golden::{DENSE, FORMATS, REAL, Setup};
 use pannier::model::PrecisionTable;
 use pannier_kernels::Precision::{Q8, Q16};
 
+/// The one with experts whose distance to exact values is known.
+const EXPERTS: &str = "tiny-qwen3moe-16e-Q8_0";
+
 fn main() {
     let mut setup = Setup::default();
     let (mut filters, mut all) = (Vec::new(), false);
@@ -61,8 +64,8 @@ fn main() {
             figure("max_abs_next_logprob")
         );
     };
-    for name in FORMATS {
-        let name = format!("tiny-llama-{name}");
+    let formats = FORMATS.map(|name| format!("tiny-llama-{name}"));
+    for name in formats.into_iter().chain([EXPERTS.to_owned()]) {
         let Some(path) = wanted(&name).then(|| golden::tiny(&format!("{name}.gguf"))) else {
             continue;
         };

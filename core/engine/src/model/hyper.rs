@@ -322,10 +322,17 @@ impl<'a> Hyper<'a> {
     /// # Errors
     /// More than there are, or an odd number.
     pub fn rotated(&self, k_dim: usize) -> Result<usize> {
-        const NAME: &str = "rope.dimension_count";
-        let rotated = self.count_or(NAME, k_dim, MAX_WIDTH)?;
+        self.rotated_by("rope.dimension_count", k_dim)
+    }
+
+    /// The same by another key.
+    ///
+    /// # Errors
+    /// More than there are, or an odd number.
+    pub fn rotated_by(&self, name: &str, k_dim: usize) -> Result<usize> {
+        let rotated = self.count_or(name, k_dim, MAX_WIDTH)?;
         if rotated > k_dim || !rotated.is_multiple_of(2) {
-            return Err(self.bad(NAME, rotated, "it must be even and at most the length of a key"));
+            return Err(self.bad(name, rotated, "it must be even and at most the length of a key"));
         }
         Ok(rotated)
     }

@@ -1,5 +1,6 @@
 //! How activations are rounded for each kind of product: one table.
 
+use super::spec::ModelSpec;
 use pannier_kernels::Precision;
 
 /// What a weight matrix is for.
@@ -37,7 +38,23 @@ pub struct PrecisionTable {
 }
 
 impl PrecisionTable {
-    /// What models run with.
+    /// What a model runs with.
+    ///
+    /// Where experts take the place of the feed-forward block, attention has a third of the products of a token (Qwen3-30B-A3B) and more, and is not
+    /// cheap any longer: with Q16 it takes more time than the experts. So Q8 there, which still has less error than the activations that
+    /// the field multiplies such weights with.
+    pub fn of(spec: &ModelSpec) -> PrecisionTable {
+        match spec.moe {
+            None => PrecisionTable::DEFAULT,
+            Some(_) => PrecisionTable {
+                qkv: Precision::Q8,
+                attention_output: Precision::Q8,
+                ..PrecisionTable::DEFAULT
+            },
+        }
+    }
+
+    /// What dense models run with.
     ///
     /// Q16 wherever it is cheap: products of attention are a tenth of a dense model, the head is computed for sampled rows only, and a
     /// router is tiny, where an error may send a token to another expert. The feed-forward block has nearly all products, so doubling

@@ -28,7 +28,7 @@ pub struct RunnerOptions {
     pub chunk: usize,
     /// The KV cache.
     pub kv: KvOptions,
-    /// How activations are rounded; [`PrecisionTable::DEFAULT`] if absent.
+    /// How activations are rounded; [`PrecisionTable::of`] the model if absent.
     pub precision: Option<PrecisionTable>,
     /// The kernels; the fastest of the machine if absent.
     pub kernels: Option<&'static Kernels>,
@@ -97,7 +97,7 @@ impl Runner {
         let spec = model.spec();
         // More rows than the context has would only be memory.
         let chunk = options.chunk.clamp(1, spec.context.max(1));
-        let precision = options.precision.unwrap_or(PrecisionTable::DEFAULT);
+        let precision = options.precision.unwrap_or_else(|| PrecisionTable::of(spec));
         let plan = ScratchPlan {
             spec,
             products: model.products(),

@@ -171,7 +171,7 @@ impl Plan {
         let spec = model.spec();
         let budget = wish.budget.unwrap_or(device.free);
         let threads = wish.threads.max(1);
-        let precision = PrecisionTable::DEFAULT;
+        let precision = PrecisionTable::of(spec);
         let chooses = wish.kv.policy.reads().is_some();
         let scratch = |chunk| {
             let products = model.products();

@@ -65,10 +65,10 @@ fn build(hyper: &Hyper<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Architecture>
     let dims = hyper.dims()?;
     let layers = dims.layers;
     let attention = attention(hyper, b, &dims)?;
-    let global = RopeConfig { n_rot: hyper.rotated(dims.k_dim)?, ..hyper.rope(b, &dims, RopeStyle::Neox)? };
+    let global = hyper.rope(b, &dims, RopeStyle::Neox)?;
     let local_dim = hyper.width_or("attention.key_length_swa", dims.k_dim)?;
     let local = RopeConfig {
-        n_rot: hyper.width_or("rope.dimension_count_swa", local_dim)?.min(local_dim) / 2 * 2,
+        n_rot: hyper.rotated_by("rope.dimension_count_swa", local_dim)?,
         freq_base: hyper.positive("rope.freq_base_swa")?.unwrap_or(10_000.0),
         factors: None,
         ..global
