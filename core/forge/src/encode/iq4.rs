@@ -1,6 +1,6 @@
 //! IQ4_NL and IQ4_XS: four bits that number sixteen unevenly spaced levels, denser around zero as weights are.
 
-use super::pack::{Fields, blocks, by_magnitude_and_mean, nibbles};
+use super::pack::{Fields, blocks, by_magnitude, nibbles};
 use super::scaled::{self, LANES, Levels};
 use multiversion::multiversion;
 
@@ -48,7 +48,7 @@ fn number(level: f32) -> u8 {
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
 pub(super) fn iq4_nl(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     blocks::<32>(row, importance, out, 18, |x, w, block| {
-        let w = &by_magnitude_and_mean(x, w, importance);
+        let w = &by_magnitude(x, w, importance);
         let (d, q) = scaled::block(&Codebook, x, w);
         let mut fields = Fields::new(block);
         fields.f16(d);
@@ -59,7 +59,7 @@ pub(super) fn iq4_nl(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
 pub(super) fn iq4_xs(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     blocks::<256>(row, importance, out, 136, |x, w, block| {
-        let w = &by_magnitude_and_mean(x, w, importance);
+        let w = &by_magnitude(x, w, importance);
         let fit = scaled::super_block::<_, 8, 32>(&Codebook, x, w, -32.0, 31.0);
         let (mut low, mut high) = ([0u8; 4], 0u16);
         for (j, scale) in fit.scales.iter().enumerate() {
