@@ -8,7 +8,7 @@
 use super::{AttentionRate, DeviceProfile, FormatRate, attention};
 use crate::memory::{Category, MemoryProbe, SystemMemory, zeroed};
 use crate::model::{AttentionSpec, Blueprint};
-use crate::residency::{FileSource, WeightSource};
+use crate::residency::{FileSource, UnitKind, WeightSource};
 use crate::{Error, Result};
 use memmap2::MmapMut;
 use pannier_gguf::{GgmlType, Gguf, nested, prefer_huge_pages};
@@ -178,7 +178,7 @@ impl DeviceProfile {
         profile.add_rates(&mut bench, &formats_of(model.map(|model| &**model.gguf())))?;
         profile.add_attention(&bench, model)?;
         if let Some(model) = model {
-            (profile.flash_bps, profile.flash_cost_s) = flash(model.gguf(), &mut bench)?;
+            (profile.flash_bps, profile.flash_cost_s) = flash(model, &mut bench)?;
         }
         if let Some(rate) = profile.rates.iter().find(|rate| rate.format == Q4_K && !rate.exact) {
             (profile.decode_bps, profile.gflops) = (rate.decode_bps, rate.gflops);
@@ -300,16 +300,18 @@ fn read_bandwidth(par: &dyn Parallel, bytes: &[u8]) -> f64 {
 }
 
 /// What flash gives to one who waits for it, in bytes per second; and the seconds of decoding that a byte takes from one who does not.
-fn flash(gguf: &Gguf, bench: &mut Bench<'_>) -> Result<(f64, f64)> {
+fn flash(model: &Blueprint, bench: &mut Bench<'_>) -> Result<(f64, f64)> {
+    let gguf = model.gguf();
     let format = format(Q4_K).ok_or_else(|| Error::internal("no Q4_K"))?;
     let mut products = || bench.seconds(format, Precision::Q8, 1, WEIGHTS / 4).map(|(best, ..)| best);
     let alone = 3.0 * products()?;
-    let waiting = read(gguf, 0, &mut || {
+    let size = Pieces::of(model);
+    let waiting = read(gguf, size, 0, &mut || {
         std::thread::sleep(Duration::from_micros(200));
         Ok(())
     })?;
     let mut computed = 0.0;
-    let computing = read(gguf, 1, &mut || {
+    let computing = read(gguf, size, 1, &mut || {
         computed += alone;
         products().map(drop)
     })?;
@@ -326,31 +328,58 @@ struct Reading {
     seconds: f64,
 }
 
-/// Reads pieces from all over the file on two lanes, for at most half a second; there are two halves of pieces, so that what has been read is not read
-/// again. `meanwhile` is called over and over.
-fn read(gguf: &Gguf, half: u64, meanwhile: &mut dyn FnMut() -> Result<()>) -> Result<Reading> {
-    const PIECE: u64 = 4 << 20;
-    const LANES: u64 = 2;
+/// How a store reads: dense weights in large pieces on two lanes, experts matrix by matrix on three.
+#[derive(Clone, Copy)]
+struct Pieces {
+    bytes: u64,
+    lanes: u64,
+}
+
+impl Pieces {
+    fn of(model: &Blueprint) -> Pieces {
+        const MOST: u64 = 4 << 20;
+        let experts =
+            model.layout().units().iter().filter(|unit| matches!(unit.kind, UnitKind::Expert { .. }));
+        match experts.flat_map(|unit| &unit.tensors).map(|tensor| tensor.bytes).max() {
+            None => Pieces { bytes: MOST, lanes: 2 },
+            Some(bytes) => Pieces { bytes: bytes.clamp(64 << 10, MOST).next_multiple_of(4096), lanes: 3 },
+        }
+    }
+}
+
+/// Reads pieces of one half of the file on some lanes, for at most half a second; the second call has the other half, so that what has been read is
+/// not read again. `meanwhile` is called over and over.
+fn read(
+    gguf: &Gguf,
+    Pieces { bytes: piece_bytes, lanes }: Pieces,
+    half: u64,
+    meanwhile: &mut dyn FnMut() -> Result<()>,
+) -> Result<Reading> {
     let source = FileSource::open(gguf)?;
     let bytes = gguf.shard(0).map_or(0, |shard| shard.bytes().len() as u64);
-    let pieces = (bytes / PIECE).clamp(1, FLASH_BYTES / PIECE);
+    let pieces = (bytes / piece_bytes).clamp(1, FLASH_BYTES / piece_bytes);
     let start = Instant::now();
-    let reading = AtomicUsize::new(LANES as usize);
+    let reading = AtomicUsize::new(lanes as usize);
     let lane = |lane: u64| -> Result<(u64, f64)> {
-        let mut buffer = anonymous(PIECE as usize)?;
+        // As slabs of weights lie: where each page is a segment of its own, a request has fewer bytes, and a virtual disk gave 1.2 GB/s to small
+        // pages and 2.5 to huge ones.
+        let mut buffer = anonymous(piece_bytes as usize)?;
+        prefer_huge_pages(&buffer);
         let mut got = 0u64;
-        for piece in (half + 2 * lane..pieces.max(2 * LANES)).step_by(2 * LANES as usize) {
+        let first = half * pieces / 2;
+        let end = first + (pieces / 2).max(lanes);
+        for piece in (first + lane..end).step_by(lanes as usize) {
             if start.elapsed() > Duration::from_millis(500) {
                 break;
             }
             let fail = |error| Error::Io { action: "read", path: source.path(0).to_owned(), source: error };
-            // In files of less than four pieces, some are read again.
-            got += source.read_at(0, piece % pieces * PIECE, &mut buffer).map_err(fail)? as u64;
+            // In files of few pieces, some are read again.
+            got += source.read_at(0, piece % pieces * piece_bytes, &mut buffer).map_err(fail)? as u64;
         }
         Ok((got, start.elapsed().as_secs_f64()))
     };
     std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..LANES)
+        let lanes: Vec<_> = (0..lanes)
             .map(|index| {
                 let (lane, reading) = (&lane, &reading);
                 scope.spawn(move || {
