@@ -41,6 +41,18 @@ impl<'a> Hyper<'a> {
         Error::BadHyperparameter { key: self.key(name), value: value.to_string(), reason }
     }
 
+    /// That the file has a key, of whatever type.
+    ///
+    /// # Errors
+    /// It is absent.
+    pub fn present(&self, name: &str) -> Result<()> {
+        let key = self.key(name);
+        match self.metadata.get(&key) {
+            Some(_) => Ok(()),
+            None => Ok(self.metadata.u32_or_u32s(&key).map(drop)?),
+        }
+    }
+
     /// A count, at least 1 and at most `limit`.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Embeddings that each layer has of a token for itself, as handles to weights.
 //!
-//! The table is as large as many layers together (more than half of a model of 5 billion weights), but of each token one row is read: it
+//! The table is as large as many layers together (half of Gemma 4 E2B), but of each token one row is read: it
 //! stays in flash, beside the table of the first embedding.
 
 use super::blocks::{Embedding, Linear};

@@ -71,9 +71,11 @@ impl Sample {
             .ok_or_else(|| Error::internal(format!("a row of {}", format.name)))
     }
 
-    fn cache_file(&self, threads: usize) -> Option<PathBuf> {
+    /// Where what was found with it is remembered; how the model is read is a part of that.
+    fn cache_file(&self, threads: usize, read: Option<Pieces>) -> Option<PathBuf> {
         let isa = format!("{:?}", Kernels::detect().isa()).to_lowercase();
-        let name = format!("device-{isa}-{threads}-{}-{}.json", self.cols, self.bytes >> 20);
+        let read = read.map_or(String::new(), |read| format!("-{}x{}k", read.lanes, read.bytes >> 10));
+        let name = format!("device-{isa}-{threads}-{}-{}{read}.json", self.cols, self.bytes >> 20);
         Some(dirs::cache_dir()?.join("pannier").join(name))
     }
 }
@@ -241,7 +243,7 @@ impl DeviceProfile {
     pub fn measured(par: &dyn Parallel, model: Option<&Blueprint>) -> Result<DeviceProfile> {
         let memory = SystemMemory.read()?;
         let sample = Sample::new(model, memory.available);
-        let file = sample.cache_file(par.threads());
+        let file = sample.cache_file(par.threads(), model.map(Pieces::of));
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
         let known = known.and_then(|bytes| serde_json::from_slice::<DeviceProfile>(&bytes).ok());
         let formats = formats_of(model.map(|model| &**model.gguf()));

@@ -1,12 +1,12 @@
 //! Gemma 4: heads of two lengths, layers that borrow keys, embeddings per layer, experts beside a dense block.
 
-use crate::tiny::{EMBD, EXPERTS, FF, Tiny, VOCAB, all, in_steps, runner, text};
+use crate::tiny::{EMBD, EXPERTS, FF, Tiny, VOCAB, all, in_steps, runner, step, text};
 use pannier::kv::KvTypes;
 use pannier::memory::Accountant;
-use pannier::model::{Blueprint, Forward, ModelOptions, Outputs, Runner, RunnerOptions};
+use pannier::model::{Blueprint, Forward, LoadedModel, ModelOptions, Outputs, Runner, RunnerOptions};
 use pannier::pack::pack;
 use pannier::residency::{ResidencyPlan, ResidencyWish, StreamOptions};
-use pannier::{CancelFlag, Error};
+use pannier::{CancelFlag, Error, KvOptions, KvPolicy};
 use pannier_gguf::Gguf;
 use pannier_kernels::Serial;
 use serde_json::Value;
@@ -241,6 +241,51 @@ fn suppressed_tokens_never_come_out() {
     assert!(tiny.try_load().unwrap_err().to_string().contains("no such token"));
 }
 
+/// Borrowed keys are read as their owner keeps them: with every element type the bits do not depend on how a text is cut.
+#[test]
+fn every_kv_type_gives_the_same_bits_in_any_batch() {
+    let (model, tokens) = (Tiny::gemma4().load(), text(90));
+    for name in KvTypes::names() {
+        let run = |chunk: usize, sizes: &[usize]| {
+            let kv = KvOptions { types: name.parse().unwrap(), ..KvOptions::default() };
+            in_steps(&mut with(&model, chunk, kv), &tokens, sizes)
+        };
+        let wanted = run(512, &[90]);
+        for (chunk, sizes) in [(512, &[1usize][..]), (16, &[90]), (512, &[40, 1, 1, 3]), (7, &[33, 5])] {
+            assert_eq!(run(chunk, sizes), wanted, "{name}, {chunk}, {sizes:?}");
+        }
+    }
+}
+
+/// What is forgotten is forgotten for all that read it; a policy that keeps more than there is changes nothing.
+#[test]
+fn policies_forget_for_those_that_borrow_too() {
+    let (model, tokens) = (Tiny::gemma4().load(), text(150));
+    let next = |policy: &str| {
+        let policy: KvPolicy = policy.parse().unwrap();
+        let mut runner = with(&model, 512, KvOptions { policy, ..KvOptions::default() });
+        let mut seq = runner.new_seq().unwrap();
+        runner.step(&mut seq, &tokens, Outputs::Last, &CancelFlag::new()).unwrap();
+        for token in 0..20 {
+            runner.step(&mut seq, &[token], Outputs::Last, &CancelFlag::new()).unwrap();
+        }
+        let kept = runner.evict(&mut seq).unwrap().kept;
+        (kept, step(&mut runner, &mut seq, &[9]))
+    };
+    let wanted = next("all").1;
+    assert_eq!(next("heavy:2:20:500").1, wanted);
+    for (policy, keeps) in [("window:40", 40), ("sinks:4:40", 44), ("heavy:4:20:20", 44)] {
+        let (kept, bits) = next(policy);
+        assert!(kept == keeps && bits != wanted, "{policy}: {kept}");
+    }
+    assert!(next("pages:128").1.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+}
+
+fn with(model: &Arc<LoadedModel>, chunk: usize, kv: KvOptions) -> Runner {
+    let options = RunnerOptions { chunk, kv, ..RunnerOptions::default() };
+    Runner::new(Arc::clone(model), Arc::new(Serial), &options, &Accountant::new(None)).unwrap()
+}
+
 #[test]
 fn impossible_sharing_is_refused() {
     for (key, value, says) in [
@@ -248,6 +293,8 @@ fn impossible_sharing_is_refused() {
         ("attention.shared_kv_layers", 3, "same kind"),
         ("attention.head_count_kv", 3, "divide"),
         ("attention.key_length_swa", 33, "this length"),
+        ("attention.head_count", 0, "head"),
+        ("attention.sliding_window", 0, "at least 1"),
         ("embedding_length_per_layer_input", 1 << 20, "too wide"),
         ("embedding_length_per_layer_input", 31, "per_layer_token_embd"),
     ] {
@@ -256,5 +303,9 @@ fn impossible_sharing_is_refused() {
         let error = tiny.try_load().unwrap_err();
         assert!(!matches!(error, Error::Internal { .. }), "{error}");
         assert!(error.to_string().contains(says), "{key} {value}: {error}");
+    }
+    for key in ["attention.sliding_window_pattern", "attention.sliding_window"] {
+        let error = Tiny::gemma4().without(key).try_load().unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
     }
 }

@@ -88,6 +88,12 @@ impl Tiny {
         self.raw_key(&format!("{}.{key}", self.arch), value);
     }
 
+    pub fn without(mut self, key: &str) -> Tiny {
+        let key = format!("{}.{key}", self.arch);
+        self.keys.retain(|(other, _)| *other != key);
+        self
+    }
+
     /// Without the architecture before it.
     pub fn raw_key(&mut self, key: &str, value: impl Into<Value>) {
         let key = key.to_owned();

@@ -54,8 +54,8 @@ pub(super) fn blocks<const N: usize>(
 
 /// What errors count without statistics in formats of two and three bits and in IQ4: as much as the weight is large. So few levels cannot hold both
 /// ends of a block well, and the large weights go first. Against equal counts, that takes a tenth off the divergence with Q2_K (Qwen2.5-Coder 1.5B,
-/// 2,040 tokens), an eighth off that with Q3_K there and a quarter on SmolLM2; with IQ4_XS a thirtieth and a twentieth, and 2% of perplexity, which equal
-/// counts lose by making all weights smaller. Tried besides: squares of the weights (Q2_K a tenth more divergence, IQ4 5% more on SmolLM2 than by
+/// 2,040 tokens), an eighth off that with Q3_K there and a quarter on SmolLM2; with IQ4_XS a thirtieth and a twentieth, and 2% of perplexity on
+/// 1.5B. Tried besides: squares of the weights (Q2_K a tenth more divergence than equal counts, IQ4 a tenth more on SmolLM2 than by
 /// magnitude), and the block's root mean square on top of the magnitude (IQ4: 8% less divergence on SmolLM2, but 1% more perplexity on 1.5B).
 #[inline(always)]
 pub(super) fn by_magnitude<const N: usize>(

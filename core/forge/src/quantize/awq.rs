@@ -103,6 +103,9 @@ const KNOWN: &[&str] = &[
     "exp_probs_b",
 ];
 
+/// Architectures that norm values before attention: what is divided there does not come out divided.
+const NORM_VALUES: &[&str] = &["gemma4"];
+
 /// The groups of one layer.
 fn groups(
     layer: u64,
@@ -192,7 +195,9 @@ pub(super) fn search(
                 0 => heads,
                 kv_heads => kv_heads,
             };
-            all.extend(values_group(layer, &find, tensors, (heads, kv_heads)));
+            if !NORM_VALUES.contains(&architecture) {
+                all.extend(values_group(layer, &find, tensors, (heads, kv_heads)));
+            }
         }
         all.extend(found);
     }

@@ -18,8 +18,8 @@ use crate::residency::VectorRef;
 use crate::{Error, Result};
 use pannier_kernels::{AttentionShape, RopeStyle};
 
-/// Every sixth layer is global, unless the file says something else.
-const WINDOW_PERIOD: usize = 6;
+/// Values that all layers together may have of a token for themselves: a task holds a row of them.
+const MOST_OWN: usize = 1 << 18;
 /// Indices of the rotations.
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
@@ -75,7 +75,7 @@ fn build(hyper: &Hyper<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Architecture>
     };
     let ff = hyper.per_layer("feed_forward_length", layers, MAX_WIDTH)?.unwrap_or_default();
     let width = hyper.maybe("embedding_length_per_layer_input")?.unwrap_or(0);
-    if width.saturating_mul(layers) > MAX_WIDTH {
+    if width.saturating_mul(layers) > MOST_OWN {
         return Err(hyper.bad("embedding_length_per_layer_input", width, "all layers together are too wide"));
     }
     let moe = match hyper.maybe("expert_count")? {
@@ -139,7 +139,9 @@ fn build(hyper: &Hyper<'_>, b: &mut Builder<'_>) -> Result<Box<dyn Architecture>
 fn attention(hyper: &Hyper<'_>, b: &Builder<'_>, dims: &Dims) -> Result<Vec<AttentionSpec>> {
     const SHARED: &str = "attention.shared_kv_layers";
     let layers = dims.layers;
-    let is_local = hyper.window_layers(layers, WINDOW_PERIOD)?;
+    // No default: models of the family differ in it.
+    hyper.present("attention.sliding_window_pattern")?;
+    let is_local = hyper.window_layers(layers, 0)?;
     let kv_heads = hyper.per_layer("attention.head_count_kv", layers, MAX_WIDTH)?.unwrap_or_default();
     let heads = hyper.per_layer("attention.head_count", layers, MAX_WIDTH)?.unwrap_or_default();
     let (k_dim, v_dim) = (
@@ -151,7 +153,7 @@ fn attention(hyper: &Hyper<'_>, b: &Builder<'_>, dims: &Dims) -> Result<Vec<Atte
             return Err(hyper.bad(name, dim, "heads cannot have this length"));
         }
     }
-    let window = hyper.maybe("attention.sliding_window")?.unwrap_or(512);
+    let window = hyper.count("attention.sliding_window", u32::MAX as usize)?;
     let shared = hyper.maybe(SHARED)?.unwrap_or(0);
     let own = layers
         .checked_sub(shared)
@@ -166,7 +168,7 @@ fn attention(hyper: &Hyper<'_>, b: &Builder<'_>, dims: &Dims) -> Result<Vec<Atte
             k_dim: if local { k_dim } else { dims.k_dim },
             v_dim: if local { v_dim } else { dims.v_dim },
         };
-        if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
+        if shape.heads == 0 || shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
             let reason = "it must divide the number of heads of each layer";
             return Err(hyper.bad("attention.head_count_kv", shape.kv_heads, reason));
         }
