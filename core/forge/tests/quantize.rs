@@ -19,11 +19,16 @@ const LAYERS: u64 = 8;
 
 /// A small llama of f16 matrices, `width` wide.
 fn model(path: &Path, width: u64, spoil: impl Fn(&str, &mut Vec<f32>)) {
+    model_of("llama", path, width, spoil);
+}
+
+/// The same tensors under another name.
+fn model_of(arch: &str, path: &Path, width: u64, spoil: impl Fn(&str, &mut Vec<f32>)) {
     let mut writer = Writer::new();
-    writer.set("general.architecture", "llama");
-    writer.set("llama.block_count", LAYERS as u32);
-    writer.set("llama.attention.head_count", 8u32);
-    writer.set("llama.attention.head_count_kv", 2u32);
+    writer.set("general.architecture", arch);
+    writer.set(format!("{arch}.block_count"), LAYERS as u32);
+    writer.set(format!("{arch}.attention.head_count"), 8u32);
+    writer.set(format!("{arch}.attention.head_count_kv"), 2u32);
     let mut tensors: Vec<(String, Vec<u64>, GgmlType)> =
         vec![("token_embd.weight".into(), vec![width, 300], GgmlType::F16)];
     for layer in 0..LAYERS {
@@ -290,6 +295,27 @@ fn activation_aware_scales_are_undone_by_the_tensors_in_front() {
             let error = (error / energy).sqrt();
             assert!(error < 0.02, "layer {layer}, {name}: {error}");
         }
+    }
+}
+
+/// Values that are normed before attention do not pass on what they are divided by.
+#[test]
+fn activation_aware_scales_leave_normed_values_alone() {
+    for (arch, scaled) in [("llama", true), ("gemma4", false)] {
+        let f = fixture(256);
+        model_of(arch, &f.input, 256, |_, _| {});
+        let input = Gguf::open(&f.input).unwrap();
+        let mut options = QuantizeOptions::new(target("Q8_0"));
+        options.imatrix =
+            Some(statistics(&input, |column| if column.is_multiple_of(37) { 30.0 } else { 0.5 }));
+        options.awq = true;
+        quantize(&f.input, &f.output, &options, &Silent).unwrap();
+        let after = Gguf::open(&f.output).unwrap();
+        let differs = (0..LAYERS).any(|layer| {
+            let name = format!("blk.{layer}.attn_output.weight");
+            values(&input, &name).iter().zip(values(&after, &name)).any(|(x, y)| (x - y).abs() > 0.01)
+        });
+        assert_eq!(differs, scaled, "{arch}");
     }
 }
 
