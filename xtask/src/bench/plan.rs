@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! for each model, context, budget and bandwidth of flash:
-//!     plan   = pannier plan, told the bandwidth that the cage will allow
+//!     plan   = pannier plan, with the bandwidth of the cage
 //!     bench  = pannier bench in the cage; its memory is sampled from outside every 10 ms
 //! ```
 //!
@@ -29,14 +29,18 @@ struct Configuration {
     read_bps: Option<u64>,
 }
 
-/// Models that lie in memory, and contexts that they are measured with.
+/// More memory than there is.
+const NO_LIMIT: u64 = 64 << 30;
+
+/// Models that lie in memory, and contexts that they are measured with. Prompts are 32 tokens shorter and at least as long as a chunk of prefill, without
+/// which memory would not be full.
 const RESIDENT: &[(&str, &[u64])] = &[
-    ("models/SmolLM2-135M-Instruct.Q4_1.gguf", &[288, 1024, 2048]),
-    ("models/gemma-3-270m-q4_k_m.gguf", &[288, 1024]),
-    ("models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", &[288, 1024, 2048]),
-    ("models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", &[288, 1024]),
-    ("synth/1.1b-q4_k_m.gguf", &[288, 1024]),
-    ("synth/moe-2g-q4_k_m.gguf", &[288, 1024]),
+    ("models/SmolLM2-135M-Instruct.Q4_1.gguf", &[544, 1024, 2048]),
+    ("models/gemma-3-270m-q4_k_m.gguf", &[544, 1024]),
+    ("models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", &[544, 1024, 2048]),
+    ("models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", &[544, 1024]),
+    ("synth/1.1b-q4_k_m.gguf", &[544, 1024]),
+    ("synth/moe-2g-q4_k_m.gguf", &[544, 1024]),
 ];
 
 /// Models that do not fit: budgets in MiB, and bandwidths in MB/s (0 is what the disk gives).
@@ -109,7 +113,17 @@ pub fn rows(
 
 /// What a plan says, of the machine as it is now.
 fn predict(pannier: &Path, threads: usize, one: &Configuration) -> Result<Value> {
-    let mut plan = Command::new(pannier);
+    // Where the bandwidth is limited, it is measured under that limit.
+    let mut plan = match one.read_bps {
+        None => Command::new(pannier),
+        Some(bps) => {
+            let own = std::env::current_exe().map_err(|e| format!("this program's own path: {e}"))?;
+            let mut cage = Command::new(own);
+            cage.args(["cage", "--require", "--mem", &NO_LIMIT.to_string(), "--read-bps", &bps.to_string()]);
+            cage.arg("--").arg(pannier);
+            cage
+        }
+    };
     plan.args([
         "plan",
         "--json",
@@ -123,9 +137,6 @@ fn predict(pannier: &Path, threads: usize, one: &Configuration) -> Result<Value>
     if let Some(budget) = one.budget_mb {
         plan.args(["--budget-mb", &budget.to_string()]);
     }
-    if let Some(bps) = one.read_bps {
-        plan.args(["--flash", &(bps as f64 / 1e9).to_string()]);
-    }
     engines::json(&mut plan)
 }
 
@@ -136,7 +147,7 @@ fn run(pannier: &Path, threads: usize, one: &Configuration) -> Result<(Value, Va
     let mut cage = Command::new(own);
     cage.arg("cage").arg("--require").arg("--report").arg(&report);
     // Beside the budget only what the command itself maps: a model that is read whole must not find the rest in the page cache.
-    let limit = one.budget_mb.map_or(64 << 30, |mb| (mb << 20) + (48 << 20));
+    let limit = one.budget_mb.map_or(NO_LIMIT, |mb| (mb << 20) + (48 << 20));
     cage.args(["--mem", &limit.to_string()]);
     if let Some(bps) = one.read_bps {
         cage.args(["--read-bps", &bps.to_string()]);

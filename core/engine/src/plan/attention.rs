@@ -1,8 +1,8 @@
 //! How fast attention is on this machine: one query behind a long context, in layers of a model's own shapes.
 
 use super::AttentionRate;
+use crate::Result;
 use crate::memory::{Category, zeroed};
-use crate::{Error, Result};
 use pannier_kernels::{
     AttentionJob, AttentionScratch, AttentionShape, Kernels, KvLayout, KvPages, PAGE_TOKENS, Parallel,
 };
@@ -73,10 +73,7 @@ pub(super) fn rate(
         }
         start.elapsed().as_secs_f64()
     };
-    let seconds = (0..4).map(|_| pass()).fold(f64::INFINITY, f64::min);
-    if !seconds.is_finite() {
-        return Err(Error::internal("attention took no time"));
-    }
+    let seconds = super::measure::middle(&mut pass);
     Ok(AttentionRate {
         heads: shape.heads,
         kv_heads: shape.kv_heads,

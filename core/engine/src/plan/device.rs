@@ -13,6 +13,10 @@ pub struct DeviceProfile {
     pub free: u64,
     /// Large direct reads from flash, bytes per second.
     pub flash_bps: f64,
+    /// The share of that which one read alone gets, when no other is under way. More than 1 where not the device is slow, but the average is
+    /// limited.
+    #[serde(default = "lone_read")]
+    pub lone_read: f64,
     /// Reads from memory by all cores, bytes per second.
     pub dram_bps: f64,
     /// What decoding reaches of quantised weights that are in memory, bytes of weights per second.
@@ -69,6 +73,13 @@ const DECODE_SHARE: f64 = 0.5;
 const ANDROID_SHARE: f64 = 0.5;
 /// The limit of an app on iOS; with the `increased-memory-limit` entitlement.
 const IOS_SHARE: f64 = 0.6;
+
+/// One lane of a phone with UFS 4 has 1.8 of the 2.46 GB/s of two (`ANCHORS`, section 1).
+const LONE_READ: f64 = 0.73;
+
+fn lone_read() -> f64 {
+    LONE_READ
+}
 
 /// A few cache misses between cores; an estimate.
 const REGION: f64 = 4e-6;
@@ -132,6 +143,7 @@ impl DeviceProfile {
                 ram,
                 free: (ram as f64 * share) as u64,
                 flash_bps: phone.flash * GB,
+                lone_read: LONE_READ,
                 dram_bps: phone.dram * GB,
                 decode_bps: phone.dram * GB * DECODE_SHARE,
                 gflops: phone.gflops,
@@ -161,6 +173,7 @@ impl DeviceProfile {
             ram,
             free: ram / 2,
             flash_bps,
+            lone_read: LONE_READ,
             dram_bps,
             decode_bps: dram_bps * DECODE_SHARE,
             gflops,

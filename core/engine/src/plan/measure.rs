@@ -5,10 +5,10 @@
 //! computing).
 //! What a later model brings is measured then and added.
 
+use super::flash::Reads;
 use super::{AttentionRate, DeviceProfile, FormatRate, attention};
 use crate::memory::{Category, MemoryProbe, SystemMemory, zeroed};
 use crate::model::{AttentionSpec, Blueprint};
-use crate::residency::{FileSource, UnitKind, WeightSource};
 use crate::{Error, Result};
 use memmap2::MmapMut;
 use pannier_gguf::{GgmlType, Gguf, nested, prefer_huge_pages};
@@ -16,7 +16,6 @@ use pannier_kernels::{
     Activations, AttentionShape, Format, Job, Kernels, Matrix, Need, Parallel, Precision, format,
 };
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// What products are measured with at least, where there is memory for it: larger than the caches of phones.
@@ -38,8 +37,8 @@ const Q4_K: u32 = 12;
 const TOKENS: usize = 64;
 /// Where there is no file to read.
 const UNKNOWN_FLASH: f64 = 1e9;
-/// At most this much is read from flash.
-const FLASH_BYTES: u64 = 512 << 20;
+/// How often each thing is measured.
+const TIMES: usize = 5;
 /// Any bytes will do whose scales are ordinary numbers in every format: 0x3333 is 0.22 as a half float. Pages never written would all
 /// be one page.
 const FILLING: u8 = 0x33;
@@ -72,10 +71,10 @@ impl Sample {
     }
 
     /// Where what was found with it is remembered; how the model is read is a part of that.
-    fn cache_file(&self, threads: usize, read: Option<Pieces>) -> Option<PathBuf> {
+    fn cache_file(&self, threads: usize, reads: Option<&Reads>) -> Option<PathBuf> {
         let isa = format!("{:?}", Kernels::detect().isa()).to_lowercase();
-        let read = read.map_or(String::new(), |read| format!("-{}x{}k", read.lanes, read.bytes >> 10));
-        let name = format!("device-{isa}-{threads}-{}-{}{read}.json", self.cols, self.bytes >> 20);
+        let reads = reads.map_or(String::new(), |reads| format!("-{}", reads.name()));
+        let name = format!("device-{isa}-{threads}-{}-{}{reads}.json", self.cols, self.bytes >> 20);
         Some(dirs::cache_dir()?.join("pannier").join(name))
     }
 }
@@ -98,7 +97,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { par, kernels: Kernels::detect(), sample, weights, out: Vec::new() })
     }
 
-    /// The best of three products with a matrix of up to `most` bytes, in seconds; and its rows and columns.
+    /// A product with a matrix of up to `most` bytes, in seconds; and its rows and columns.
     fn seconds(
         &mut self,
         format: &'static Format,
@@ -116,15 +115,14 @@ impl<'a> Bench<'a> {
         let x = vec![0.5f32; tokens * cols];
         let mut activations = Activations::default();
         activations.set(self.kernels, self.par, &x, tokens, cols, Need::of(&[(&matrix, precision)]));
-        let mut best = f64::INFINITY;
-        for _ in 0..3 {
+        let seconds = middle(|| {
             let y = self.out.get_mut(..rows * tokens).unwrap_or_default();
             let mut jobs = [Job { w: matrix, x: activations.all(), precision, y, bias: None }];
             let start = Instant::now();
             self.kernels.matmul(self.par, &mut jobs);
-            best = best.min(start.elapsed().as_secs_f64());
-        }
-        Ok((best.max(1e-9), rows, cols))
+            start.elapsed().as_secs_f64()
+        });
+        Ok((seconds.max(1e-9), rows, cols))
     }
 
     fn rate(&mut self, format: &'static Format, exact: bool) -> Result<FormatRate> {
@@ -139,6 +137,13 @@ impl<'a> Bench<'a> {
             gflops: 2.0 * (some * cols * TOKENS) as f64 / prefill / 1e9,
         })
     }
+}
+
+/// The middle of what something took: passes have bad moments, too, so that the best of all would promise too much (a tenth, on shared machines).
+pub(super) fn middle(mut seconds: impl FnMut() -> f64) -> f64 {
+    let mut all: [f64; TIMES] = std::array::from_fn(|_| seconds());
+    all.sort_by(f64::total_cmp);
+    all[TIMES / 2]
 }
 
 fn anonymous(bytes: usize) -> Result<MmapMut> {
@@ -180,7 +185,11 @@ impl DeviceProfile {
         profile.add_rates(&mut bench, &formats_of(model.map(|model| &**model.gguf())))?;
         profile.add_attention(&bench, model)?;
         if let Some(model) = model {
-            (profile.flash_bps, profile.flash_cost_s) = flash(model, &mut bench)?;
+            let reads = Reads::of(model, memory.available / SHARE_OF_AVAILABLE)?;
+            (profile.flash_bps, profile.flash_cost_s) = flash(model, &reads, &mut bench)?;
+            if let Some(bps) = reads.lone(model.gguf(), profile.flash_bps)? {
+                profile.lone_read = bps / profile.flash_bps;
+            }
         }
         if let Some(rate) = profile.rates.iter().find(|rate| rate.format == Q4_K && !rate.exact) {
             (profile.decode_bps, profile.gflops) = (rate.decode_bps, rate.gflops);
@@ -243,7 +252,9 @@ impl DeviceProfile {
     pub fn measured(par: &dyn Parallel, model: Option<&Blueprint>) -> Result<DeviceProfile> {
         let memory = SystemMemory.read()?;
         let sample = Sample::new(model, memory.available);
-        let file = sample.cache_file(par.threads(), model.map(Pieces::of));
+        let most = memory.available / SHARE_OF_AVAILABLE;
+        let reads = model.map(|model| Reads::of(model, most)).transpose()?;
+        let file = sample.cache_file(par.threads(), reads.as_ref());
         let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
         let known = known.and_then(|bytes| serde_json::from_slice::<DeviceProfile>(&bytes).ok());
         let formats = formats_of(model.map(|model| &**model.gguf()));
@@ -302,106 +313,22 @@ fn read_bandwidth(par: &dyn Parallel, bytes: &[u8]) -> f64 {
 }
 
 /// What flash gives to one who waits for it, in bytes per second; and the seconds of decoding that a byte takes from one who does not.
-fn flash(model: &Blueprint, bench: &mut Bench<'_>) -> Result<(f64, f64)> {
+fn flash(model: &Blueprint, reads: &Reads, bench: &mut Bench<'_>) -> Result<(f64, f64)> {
     let gguf = model.gguf();
     let format = format(Q4_K).ok_or_else(|| Error::internal("no Q4_K"))?;
-    let mut products = || bench.seconds(format, Precision::Q8, 1, WEIGHTS / 4).map(|(best, ..)| best);
-    let alone = 3.0 * products()?;
-    let size = Pieces::of(model);
-    let waiting = read(gguf, size, 0, &mut || {
+    let mut products = || bench.seconds(format, Precision::Q8, 1, WEIGHTS / 4).map(|(one, ..)| one);
+    let alone = TIMES as f64 * products()?;
+    let waiting = reads.run(gguf, 0, &mut || {
         std::thread::sleep(Duration::from_micros(200));
         Ok(())
     })?;
     let mut computed = 0.0;
-    let computing = read(gguf, size, 1, &mut || {
+    let computing = reads.run(gguf, 1, &mut || {
         computed += alone;
         products().map(drop)
     })?;
     let lost = (computing.seconds - computed).clamp(0.0, computing.seconds);
-    Ok((waiting.bytes / waiting.reading.max(1e-9), lost / computing.bytes.max(1.0)))
-}
-
-/// What was read.
-struct Reading {
-    bytes: f64,
-    /// Until the last byte was there.
-    reading: f64,
-    /// Until what was done besides had ended, too.
-    seconds: f64,
-}
-
-/// How a store reads: dense weights in large pieces on two lanes, experts matrix by matrix on three.
-#[derive(Clone, Copy)]
-struct Pieces {
-    bytes: u64,
-    lanes: u64,
-}
-
-impl Pieces {
-    fn of(model: &Blueprint) -> Pieces {
-        const MOST: u64 = 4 << 20;
-        let experts =
-            model.layout().units().iter().filter(|unit| matches!(unit.kind, UnitKind::Expert { .. }));
-        match experts.flat_map(|unit| &unit.tensors).map(|tensor| tensor.bytes).max() {
-            None => Pieces { bytes: MOST, lanes: 2 },
-            Some(bytes) => Pieces { bytes: bytes.clamp(64 << 10, MOST).next_multiple_of(4096), lanes: 3 },
-        }
-    }
-}
-
-/// Reads pieces of one half of the file on some lanes, for at most half a second; the second call has the other half, so that what has been read is
-/// not read again. `meanwhile` is called over and over.
-fn read(
-    gguf: &Gguf,
-    Pieces { bytes: piece_bytes, lanes }: Pieces,
-    half: u64,
-    meanwhile: &mut dyn FnMut() -> Result<()>,
-) -> Result<Reading> {
-    let source = FileSource::open(gguf)?;
-    let bytes = gguf.shard(0).map_or(0, |shard| shard.bytes().len() as u64);
-    let pieces = (bytes / piece_bytes).clamp(1, FLASH_BYTES / piece_bytes);
-    let start = Instant::now();
-    let reading = AtomicUsize::new(lanes as usize);
-    let lane = |lane: u64| -> Result<(u64, f64)> {
-        // As slabs of weights lie: where each page is a segment of its own, a request has fewer bytes, and a virtual disk gave 1.2 GB/s to small
-        // pages and 2.5 to huge ones.
-        let mut buffer = anonymous(piece_bytes as usize)?;
-        prefer_huge_pages(&buffer);
-        let mut got = 0u64;
-        let first = half * pieces / 2;
-        let end = first + (pieces / 2).max(lanes);
-        for piece in (first + lane..end).step_by(lanes as usize) {
-            if start.elapsed() > Duration::from_millis(500) {
-                break;
-            }
-            let fail = |error| Error::Io { action: "read", path: source.path(0).to_owned(), source: error };
-            // In files of few pieces, some are read again.
-            got += source.read_at(0, piece % pieces * piece_bytes, &mut buffer).map_err(fail)? as u64;
-        }
-        Ok((got, start.elapsed().as_secs_f64()))
-    };
-    std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..lanes)
-            .map(|index| {
-                let (lane, reading) = (&lane, &reading);
-                scope.spawn(move || {
-                    let result = lane(index);
-                    reading.fetch_sub(1, Ordering::Release);
-                    result
-                })
-            })
-            .collect();
-        while reading.load(Ordering::Acquire) > 0 {
-            meanwhile()?;
-        }
-        let mut out = Reading { bytes: 0.0, reading: 0.0, seconds: start.elapsed().as_secs_f64() };
-        for lane in lanes {
-            let (bytes, seconds) = lane.join().unwrap_or_else(|_| Err(Error::internal("a lane panicked")))?;
-            out.bytes += bytes as f64;
-            out.reading = out.reading.max(seconds);
-        }
-        Ok(out)
-    })
+    Ok((waiting.bytes.max(1.0) / waiting.reading.max(1e-9), lost / computing.bytes.max(1.0)))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 mod advice;
 mod attention;
 mod device;
+mod flash;
 mod measure;
 mod speculation;
 mod speed;

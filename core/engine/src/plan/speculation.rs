@@ -1,7 +1,7 @@
 //! What guessing tokens is expected to bring.
 //!
 //! ```text
-//! T(n)   time of a pass over n tokens = max(memory + experts U(n), flash, n compute) + stalls U(n)
+//! T(n)   time of a pass over n tokens = max(memory + (experts + stalls) U(n), flash + missed U(n), n compute)
 //! U(n)   experts that n tokens touch, in those of one = (1 - (1 - s)^n) / s    with a token using the share s of them
 //! E(n)   tokens that a pass with n guesses gives = 1 + p + ... + p^n           with a guess being right with probability p
 //! speed  E(n) / (T(n + 1) + n d)                                               with d for a guess of a draft model
@@ -27,6 +27,8 @@ pub(super) struct PassTimes {
     pub flash: f64,
     /// Waiting for the experts of one token.
     pub stalls: f64,
+    /// Reading those of them that are not there from flash, were nothing else to do.
+    pub missed: f64,
     /// The arithmetic of one token.
     pub compute: f64,
 }
@@ -35,8 +37,8 @@ impl PassTimes {
     fn of(&self, tokens: usize) -> f64 {
         let n = tokens as f64;
         let union = if self.share > 0.0 { (1.0 - (1.0 - self.share).powf(n)) / self.share } else { 1.0 };
-        let memory = self.memory + self.experts * union;
-        memory.max(self.flash).max(n * self.compute) + self.stalls * union
+        let memory = self.memory + (self.experts + self.stalls) * union;
+        memory.max(self.flash + self.missed * union).max(n * self.compute)
     }
 
     /// The best length for guesses that are right with probability `right` and cost `guess` seconds each.

@@ -8,7 +8,7 @@ use memmap2::MmapMut;
 
 /// Anonymous pages that are given back to the system when dropped, which the allocator does not promise.
 #[derive(Debug)]
-pub(super) struct Slab(MmapMut);
+pub(crate) struct Slab(MmapMut);
 
 impl Slab {
     pub fn new(bytes: usize, category: Category) -> Result<Slab> {
@@ -40,7 +40,7 @@ struct Extent {
 
 /// How to bring some tensors into a slab.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Extents {
+pub(crate) struct Extents {
     reads: Vec<Extent>,
     /// Where the planes of each of the given tensors begin in the slab.
     pub at: Vec<[usize; 2]>,

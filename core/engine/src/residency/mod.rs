@@ -32,7 +32,7 @@ pub use streaming::{StreamOptions, StreamingStore};
 pub use trace::{RouteTrace, RouteVisit, TraceError};
 
 use crate::{Error, Result};
-use extent::Slab;
+pub(crate) use extent::{Extents, Slab};
 use pannier_gguf::Shard;
 use pannier_kernels::Matrix;
 use std::sync::Arc;

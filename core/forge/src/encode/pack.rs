@@ -52,7 +52,7 @@ pub(super) fn blocks<const N: usize>(
     }
 }
 
-/// What errors count without statistics in formats of two and three bits and in IQ4: as much as the weight is large. So few levels cannot hold both
+/// What errors count without statistics in formats of few levels: as much as the weight is large. So few levels cannot hold both
 /// ends of a block well, and the large weights go first. Against equal counts, that takes a tenth off the divergence with Q2_K (Qwen2.5-Coder 1.5B,
 /// 2,040 tokens), an eighth off that with Q3_K there and a quarter on SmolLM2; with IQ4_XS a thirtieth and a twentieth, and 2% of perplexity on
 /// 1.5B. Tried besides: squares of the weights (Q2_K a tenth more divergence than equal counts, IQ4 a tenth more on SmolLM2 than by
@@ -64,6 +64,19 @@ pub(super) fn by_magnitude<const N: usize>(
     importance: Option<&[f32]>,
 ) -> [f32; N] {
     if importance.is_some() { *w } else { x.map(f32::abs) }
+}
+
+/// The same for formats of two and three bits, where statistics do not make the magnitude idle: the importance of the column is multiplied by
+/// sqrt(mean x² of the block + x²). On Qwen2.5-Coder 1.5B (2,040 tokens, other text than that of the statistics) perplexity falls by 4.9% with
+/// Q2_K and 3.1% with Q3_K_S, divergence by 1.5 and 1%; on SmolLM2 perplexity rises by 1.2%. The magnitude alone: Q2_K 11% more divergence than
+/// the importance alone. With IQ4 (SmolLM2) both are worse, by 1.4 and 1.8% of perplexity.
+#[inline(always)]
+pub(super) fn few_levels<const N: usize>(x: &[f32; N], w: &[f32; N], importance: Option<&[f32]>) -> [f32; N] {
+    if importance.is_none() {
+        return by_magnitude(x, w, importance);
+    }
+    let mean = x.iter().map(|x| x * x).sum::<f32>() / N as f32;
+    std::array::from_fn(|i| w[i] * (mean + x[i] * x[i]).sqrt())
 }
 
 /// The two-bit layout that Q2_K and Q3_K share: each byte holds weights 32 apart.

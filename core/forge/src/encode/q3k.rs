@@ -1,6 +1,6 @@
 //! Q3_K: sixteen sub-blocks of 16, 6-bit signed scales, no minimum.
 
-use super::pack::{Fields, blocks, by_magnitude, two_bits};
+use super::pack::{Fields, blocks, few_levels, two_bits};
 use super::scaled::{self, Uniform};
 use multiversion::multiversion;
 
@@ -20,7 +20,7 @@ fn six_bits(scales: &[f32; 16]) -> [u8; 12] {
 pub(super) fn q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let levels = Uniform { low: -4.0, high: 3.0 };
     blocks::<256>(row, importance, out, 110, |x, w, block| {
-        let w = &by_magnitude(x, w, importance);
+        let w = &few_levels(x, w, importance);
         let fit = scaled::super_block::<_, 16, 16>(&levels, x, w, -32.0, 31.0);
         let q = fit.q.map(|q| (q + 4.0) as i32 as u8);
         // Bit j of byte i is the third bit of weight i of the j-th 32 weights.
