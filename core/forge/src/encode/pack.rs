@@ -104,3 +104,20 @@ pub(super) fn nibbles<const BYTES: usize>(q: &[u8], half: usize) -> [u8; BYTES] 
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_weights_count_more_and_columns_as_much_as_their_statistics() {
+        let x: [f32; 4] = [0.0, 1.0, -2.0, 4.0];
+        assert_eq!(few_levels(&x, &[1.0; 4], None), [0.0, 1.0, 2.0, 4.0]);
+        let equal = few_levels(&x, &[1.0; 4], Some(&[1.0; 4]));
+        assert!(equal.is_sorted() && equal[0] > 0.0 && equal[3] < 4.0 * equal[0], "{equal:?}");
+        let w = [1.0, 8.0, 1.0, 0.5];
+        assert_eq!(few_levels(&x, &w, Some(&w)), std::array::from_fn(|i| w[i] * equal[i]));
+        // A block of zeros has no importance, and no division.
+        assert_eq!(few_levels(&[0.0; 4], &w, Some(&w)), [0.0; 4]);
+    }
+}
