@@ -8,16 +8,15 @@ use crate::model::Blueprint;
 use crate::residency::{Extents, FileSource, Slab, StreamOptions, UnitKind, View};
 use crate::{Error, Result};
 use pannier_gguf::Gguf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// At most this much is read, and for so long.
 const BYTES: u64 = 256 << 20;
 const TIME: Duration = Duration::from_millis(500);
 
-/// How often an expert is read alone, and the longest pause before.
+/// How often an expert is read alone, and the longest pause before, in seconds.
 const LONE: usize = 16;
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: f64 = 0.02;
 
 /// What a store that streams would read.
 pub(super) struct Reads {
@@ -36,23 +35,26 @@ pub(super) struct Reading {
 }
 
 impl Reads {
-    /// Experts, or without experts all blocks; of those, what fits into `most` bytes for each reader.
+    /// Experts, or without experts all blocks, that all readers together can hold in `most` bytes; single matrices of them where there is less memory, and
+    /// nothing where there is not even enough for one.
     pub fn of(model: &Blueprint, most: u64) -> Result<Reads> {
-        let of = |wanted: fn(UnitKind) -> bool| -> Result<Vec<Extents>> {
-            let units = model.layout().units().iter().filter(|unit| wanted(unit.kind));
-            let mut all = units.map(|unit| Extents::of(&unit.tensors)).collect::<Result<Vec<_>>>()?;
-            all.retain(|unit| unit.bytes > 0);
-            Ok(all)
-        };
-        let mut readers = StreamOptions::default().lanes;
-        let mut units = of(|kind| matches!(kind, UnitKind::Expert { .. }))?;
-        if units.is_empty() {
-            readers = 1;
-            units = of(|kind| kind != UnitKind::Embedding)?;
-        }
-        let smallest = units.iter().map(|unit| unit.bytes).min().unwrap_or(0);
+        let layout = model.layout();
+        let experts = layout.units().iter().any(|unit| matches!(unit.kind, UnitKind::Expert { .. }));
+        let readers = if experts { StreamOptions::default().lanes } else { 1 };
         let most = usize::try_from(most).unwrap_or(usize::MAX) / readers;
-        units.retain(|unit| unit.bytes <= most.max(smallest));
+        let wanted = || {
+            layout.units().iter().filter(|unit| match unit.kind {
+                UnitKind::Expert { .. } => true,
+                kind => !experts && kind != UnitKind::Embedding,
+            })
+        };
+        let fitting = |all: Result<Vec<Extents>>| -> Result<Vec<Extents>> {
+            Ok(all?.into_iter().filter(|unit| (1..=most).contains(&unit.bytes)).collect())
+        };
+        let mut units = fitting(wanted().map(|unit| Extents::of(&unit.tensors)).collect())?;
+        if units.is_empty() {
+            units = fitting(wanted().flat_map(|unit| &unit.tensors).map(|one| Extents::of([one])).collect())?;
+        }
         Ok(Reads { units, readers })
     }
 
@@ -63,6 +65,15 @@ impl Reads {
         format!("{}x{}k", self.readers, (mean >> 10).next_power_of_two())
     }
 
+    /// Memory for any of the units.
+    fn slab(&self) -> Result<Slab> {
+        let largest = self.units.iter().map(|unit| unit.bytes).max();
+        let mut slab = Slab::new(largest.unwrap_or(0), Category::Scratch)?;
+        // What was never touched is slow once.
+        slab.touch();
+        Ok(slab)
+    }
+
     /// What an expert gets that is read alone, after a pause, in bytes per second; `None` without experts. `flash_bps` is what many get.
     pub fn lone(&self, gguf: &Gguf, flash_bps: f64) -> Result<Option<f64>> {
         if self.readers == 1 {
@@ -71,10 +82,11 @@ impl Reads {
         let source = FileSource::open(gguf)?;
         // Where `run` has not read.
         let own = self.units.iter().skip(self.units.len() * 3 / 4).take(LONE);
-        let mut slab = Slab::new(own.clone().map(|unit| unit.bytes).max().unwrap_or(0), Category::Scratch)?;
+        let mut slab = self.slab()?;
         let (mut bytes, mut seconds) = (0, 0.0);
         for unit in own {
-            std::thread::sleep(Duration::from_secs_f64(2.0 * unit.bytes as f64 / flash_bps).min(PAUSE));
+            let pause = (2.0 * unit.bytes as f64 / flash_bps).clamp(0.0, PAUSE);
+            std::thread::sleep(Duration::from_secs_f64(pause));
             let start = Instant::now();
             unit.read(&source, &mut slab, View::Full)?;
             seconds += start.elapsed().as_secs_f64();
@@ -93,18 +105,8 @@ impl Reads {
     ) -> Result<Reading> {
         let source = FileSource::open(gguf)?;
         let first = half * (self.units.len() / 2);
-        // The largest is read beforehand: memory that was never touched is slow once.
-        let largest = self.units.iter().max_by_key(|unit| unit.bytes);
-        let slabs = (0..self.readers).map(|_| {
-            let mut slab = Slab::new(largest.map_or(0, |unit| unit.bytes), Category::Scratch)?;
-            if let Some(unit) = largest {
-                unit.read(&source, &mut slab, View::Full)?;
-            }
-            Ok(slab)
-        });
-        let slabs = slabs.collect::<Result<Vec<_>>>()?;
+        let slabs = (0..self.readers).map(|_| self.slab()).collect::<Result<Vec<_>>>()?;
         let start = Instant::now();
-        let reading = AtomicUsize::new(self.readers);
         let reader = |index: usize, mut slab: Slab| -> Result<(u64, f64)> {
             let mut got = 0u64;
             let own = self.units.iter().cycle().skip(first + index).step_by(self.readers);
@@ -119,15 +121,11 @@ impl Reads {
         };
         std::thread::scope(|scope| {
             let readers = (0..).zip(slabs).map(|(index, slab)| {
-                let (reader, reading) = (&reader, &reading);
-                scope.spawn(move || {
-                    let result = reader(index, slab);
-                    reading.fetch_sub(1, Ordering::Release);
-                    result
-                })
+                let reader = &reader;
+                scope.spawn(move || reader(index, slab))
             });
             let readers: Vec<_> = readers.collect();
-            while reading.load(Ordering::Acquire) > 0 {
+            while readers.iter().any(|reader| !reader.is_finished()) {
                 meanwhile()?;
             }
             let mut out = Reading { bytes: 0.0, reading: 0.0, seconds: start.elapsed().as_secs_f64() };
@@ -139,5 +137,50 @@ impl Reads {
             }
             Ok(out)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ModelOptions;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    fn model(path: &Path) -> Blueprint {
+        Blueprint::read(Arc::new(Gguf::open(path).unwrap()), &ModelOptions::default()).unwrap()
+    }
+
+    fn golden() -> &'static Path {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/tiny/arch-qwen3-dense.gguf"))
+    }
+
+    #[test]
+    fn no_more_memory_is_taken_than_allowed() {
+        let model = model(golden());
+        let all = Reads::of(&model, u64::MAX).unwrap();
+        let sizes = |reads: &Reads| reads.units.iter().map(|unit| unit.bytes).collect::<Vec<_>>();
+        let smallest = *sizes(&all).iter().min().unwrap();
+        // Less than any unit: matrices one by one.
+        let some = Reads::of(&model, smallest as u64 - 1).unwrap();
+        assert!(!some.units.is_empty() && sizes(&some).iter().all(|bytes| *bytes < smallest));
+        assert!(some.run(model.gguf(), 0, &mut || Ok(())).unwrap().bytes > 0.0);
+        // Less than any matrix: nothing is read, and nobody waits for it.
+        let none = Reads::of(&model, 1).unwrap();
+        assert!(none.units.is_empty());
+        assert!(none.run(model.gguf(), 1, &mut || Ok(())).unwrap().bytes == 0.0);
+        assert!(none.lone(model.gguf(), 1e9).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_file_that_has_shrunk_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::copy(golden(), &path).unwrap();
+        let model = model(&path);
+        let reads = Reads::of(&model, u64::MAX).unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(9000).unwrap();
+        let shrunk = reads.run(model.gguf(), 0, &mut || Ok(()));
+        assert!(matches!(shrunk, Err(Error::Io { .. } | Error::ModelChanged { .. })));
     }
 }

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 /// What products are measured with at least, where there is memory for it: larger than the caches of phones.
 const WEIGHTS: usize = 96 << 20;
-/// And where there is not: a share of what is available may be taken for measuring, so that nobody is killed for it.
+/// And where there is not: a share of what is available may be taken for measuring, so that nobody is killed for it; another such share for reading
+/// units from flash.
 const LEAST_WEIGHTS: usize = 4 << 20;
 const SHARE_OF_AVAILABLE: u64 = 8;
 /// The most: larger than any cache.
@@ -328,7 +329,10 @@ fn flash(model: &Blueprint, reads: &Reads, bench: &mut Bench<'_>) -> Result<(f64
         products().map(drop)
     })?;
     let lost = (computing.seconds - computed).clamp(0.0, computing.seconds);
-    Ok((waiting.bytes.max(1.0) / waiting.reading.max(1e-9), lost / computing.bytes.max(1.0)))
+    // Where nothing could be read, nothing is known.
+    let flash_bps =
+        if waiting.bytes > 0.0 { waiting.bytes / waiting.reading.max(1e-9) } else { UNKNOWN_FLASH };
+    Ok((flash_bps, lost / computing.bytes.max(1.0)))
 }
 
 #[cfg(test)]

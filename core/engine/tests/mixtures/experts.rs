@@ -7,6 +7,7 @@ use pannier::model::{
     RunnerOptions,
 };
 use pannier::pack::pack;
+use pannier::plan::{DeviceProfile, Plan, PlanWish};
 use pannier::residency::policy::POLICIES;
 use pannier::residency::{ResidencyPlan, ResidencyWish, RouteTrace, StreamOptions, replay};
 use pannier::session::{Clock, GenerationEvent, GenerationOptions, Model, ModelParts, Notice, Prompt};
@@ -358,5 +359,38 @@ fn impossible_experts_are_refused_by_name() {
         tiny.key(key, value);
         let error = tiny.try_load().unwrap_err().to_string();
         assert!(error.contains(says), "{key} = {value}: {error}");
+    }
+}
+
+/// What is waited for: more with a smaller cache, more where one read alone is slow, never less than reading all that is missed.
+#[test]
+fn plans_wait_for_experts_that_are_missed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixture.gguf");
+    Tiny::mixtral().write(&path);
+    let model = blueprint(&path);
+    let measured = DeviceProfile::measure(&Serial, Some(&model)).unwrap();
+    assert!(measured.lone_read.is_finite() && measured.lone_read > 0.0, "{measured:?}");
+
+    let slow =
+        DeviceProfile { flash_bps: 1e6, lone_read: 0.5, ..DeviceProfile::custom(8 << 30, 1e6, 1e10, 10.0) };
+    let plan = |device: &DeviceProfile, budget: u64| {
+        Plan::new(&model, device, &PlanWish { budget: Some(budget), chunk: Some(16), ..PlanWish::default() })
+            .unwrap()
+    };
+    let all = plan(&slow, 1 << 30);
+    assert_eq!((all.expert_hit_rate, all.time.stalls), (Some(1.0), 0.0));
+    // The model is small beside what a process needs besides, so that few budgets lie between nothing and everything.
+    let mut budgets =
+        (1..5000u64).map(|step| plan(&slow, step << 12)).filter(|plan| plan.fits && !plan.residency.mapped);
+    let small = budgets.next().unwrap();
+    let large = budgets.next_back().unwrap();
+    assert!(small.expert_hit_rate < large.expert_hit_rate, "{small:?} {large:?}");
+    assert!(small.time.stalls > large.time.stalls && large.time.stalls > 0.0, "{small:?} {large:?}");
+    let budget = small.budget;
+    let quick = plan(&DeviceProfile { lone_read: 1.0, ..slow.clone() }, budget);
+    assert!(quick.time.stalls < small.time.stalls && quick.time.flash == small.time.flash);
+    for plan in [&small, &large, &quick] {
+        assert!(1.0 / plan.decode_tok_s >= plan.streamed_bytes_per_token as f64 / 1e6 * 0.999, "{plan:?}");
     }
 }
