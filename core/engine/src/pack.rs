@@ -5,25 +5,31 @@
 //! down lie side by side, tensors come in the order of a pass and begin at multiples of 16 KiB, and small tensors are out of the way at
 //! the front. So every unit is one large aligned read, gate first.
 //!
+//! Rows of quantised matrices lie as the kernels want them, sixteen interleaved: one stream through memory instead of sixteen, and nothing to
+//! transpose. It is the same bytes in another order, so a pack gives the bits of its source, from the mapping too.
+//!
 //! A pack is derived data. It names its source by a fingerprint, and carries a hash of its own contents; what is stale or torn is
 //! built anew. It is written beside its place and renamed when complete. An interrupted run leaves the part it has written, which
 //! the next run compares with what it would write, and continues.
 
 use crate::{Error, Result};
 use pannier_gguf::nested::FINE;
-use pannier_gguf::{GgmlType, Gguf, TensorInfo, Value, Writer};
+use pannier_gguf::{GgmlType, Gguf, TensorInfo, Value, Writer, interleaved};
+use pannier_kernels::{Format, format};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// What this code writes; others are rebuilt.
-pub const PACK_VERSION: u32 = 1;
+pub const PACK_VERSION: u32 = 2;
 /// Pages of all phones, and blocks of all flash.
 const ALIGNMENT: u32 = 16384;
 const VERSION_KEY: &str = "pannier.pack.version";
 const SOURCE_KEY: &str = "pannier.pack.source";
 const HASH_TENSOR: &str = "pannier.pack.sha256";
+/// Bytes that are written at a time, about.
+const CHUNK: usize = 512 << 10;
 /// Tensors below this are read when loading and never streamed.
 const SMALL: u64 = 64 << 10;
 
@@ -49,6 +55,28 @@ struct Piece<'a> {
     /// In the tensor's data.
     offset: u64,
     bytes: u64,
+    /// Bytes of the rows that are interleaved, and their format.
+    groups: Option<(usize, &'static Format)>,
+}
+
+impl<'a> Piece<'a> {
+    fn new(name: String, dims: Vec<u64>, tensor: &'a TensorInfo, (offset, bytes): (u64, u64)) -> Piece<'a> {
+        let groups = interleaved_groups(&dims, tensor);
+        let name = if groups.is_some() { name + interleaved::SUFFIX } else { name };
+        Piece { name, dims, tensor, offset, bytes, groups }
+    }
+}
+
+/// The groups of rows of a matrix that are interleaved. Tables that are only read by row stay as they are: a group is sixteen times as long.
+fn interleaved_groups(dims: &[u64], tensor: &TensorInfo) -> Option<(usize, &'static Format)> {
+    let format = format(tensor.ty.id())?;
+    let rows = *dims.get(1)?;
+    let fits = rows.is_multiple_of(interleaved::ROWS) && format.with_rows_interleaved().is_some();
+    if !fits || tensor.name.starts_with("per_layer_token_embd") {
+        return None;
+    }
+    let row = format.row_bytes(usize::try_from(*dims.first()?).ok()?)?;
+    Some((row.checked_mul(format.with_rows_interleaved()?.interleaved)?, format))
 }
 
 /// Whether a model is a pack.
@@ -86,13 +114,24 @@ pub fn pack(source: &Gguf, out: &Path, progress: &mut dyn FnMut(u64, u64)) -> Re
     let resume = Resume::open(&part)?;
     let mut stream = writer.begin(resume)?;
     let total = pieces.iter().map(|piece| piece.bytes).sum();
-    let (mut hash, mut done) = (Sha256::new(), 0u64);
+    let (mut hash, mut done, mut mixed) = (Sha256::new(), 0u64, Vec::new());
     for piece in &pieces {
         let data = source.tensor_data(piece.tensor)?;
         let range = usize::try_from(piece.offset).ok().zip(usize::try_from(piece.bytes).ok());
         let data = range.and_then(|(start, len)| data.get(start..start.checked_add(len)?));
         let data = data.ok_or_else(|| Error::internal(format!("a piece of {:?}", piece.tensor.name)))?;
-        for chunk in data.chunks(4 << 20) {
+        let group = piece.groups.map_or(1, |(bytes, _)| bytes);
+        for chunk in data.chunks((CHUNK / group).max(1) * group) {
+            let chunk = match piece.groups {
+                None => chunk,
+                Some((group, format)) => {
+                    mixed.resize(chunk.len(), 0);
+                    for (rows, out) in chunk.chunks_exact(group).zip(mixed.chunks_exact_mut(group)) {
+                        format.interleave(rows, out);
+                    }
+                    &mixed
+                }
+            };
             hash.update(chunk);
             stream.write(&piece.name, chunk)?;
             done += chunk.len() as u64;
@@ -171,7 +210,7 @@ fn hex(bytes: &[u8]) -> String {
 fn arrange(source: &Gguf) -> Vec<Piece<'_>> {
     let whole = |tensor| {
         let TensorInfo { name, dims, bytes, .. }: &TensorInfo = tensor;
-        Piece { name: name.clone(), dims: dims.clone(), tensor, offset: 0, bytes: *bytes }
+        Piece::new(name.clone(), dims.clone(), tensor, (0, *bytes))
     };
     // Fine planes stay behind all else, so that the low view is the front of the pack, too.
     let is_fine = |tensor: &TensorInfo| tensor.name.ends_with(FINE);
@@ -203,13 +242,9 @@ fn arrange(source: &Gguf) -> Vec<Piece<'_>> {
             for expert in 0..count {
                 for (tensor, part) in parts.iter().zip(PARTS) {
                     let bytes = tensor.bytes / count;
-                    out.push(Piece {
-                        name: format!("blk.{layer}.ffn_{part}.{expert}.weight"),
-                        dims: tensor.dims.iter().take(2).copied().collect(),
-                        tensor,
-                        offset: bytes * expert,
-                        bytes,
-                    });
+                    let name = format!("blk.{layer}.ffn_{part}.{expert}.weight");
+                    let dims = tensor.dims.iter().take(2).copied().collect();
+                    out.push(Piece::new(name, dims, tensor, (bytes * expert, bytes)));
                 }
             }
         }

@@ -77,6 +77,14 @@ pub enum Error {
         /// Its type.
         ty: GgmlType,
     },
+    /// The input is a pack, whose rows are interleaved.
+    #[error(
+        "tensor {tensor:?} has its rows interleaved: this is a pack; give the file that it was made from"
+    )]
+    Packed {
+        /// The first such tensor.
+        tensor: String,
+    },
     /// A type that we do not write.
     #[error("cannot write {ty} tensors")]
     CannotEncode {

@@ -360,6 +360,19 @@ fn an_importance_matrix_of_another_model_is_refused() {
     assert!(!f.output.exists());
 }
 
+/// Interleaved rows would be read as if they were rows.
+#[test]
+fn a_pack_is_refused() {
+    let f = fixture(256);
+    let packed = f.input.with_extension("pack");
+    quantize(&f.input, &f.output, &QuantizeOptions::new(target("Q8_0")), &Silent).unwrap();
+    pannier::pack::pack(&Gguf::open(&f.output).unwrap(), &packed, &mut |_, _| {}).unwrap();
+    std::fs::remove_file(&f.output).unwrap();
+    let refused = quantize(&packed, &f.output, &QuantizeOptions::new(target("Q4_0")), &Silent);
+    assert!(matches!(refused, Err(Error::Packed { .. })), "{refused:?}");
+    assert!(!f.output.exists());
+}
+
 #[test]
 fn the_best_mixture_under_a_size_beats_the_customary_one_of_that_size() {
     let f = fixture(256);

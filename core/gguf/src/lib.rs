@@ -11,6 +11,7 @@
 mod cursor;
 mod error;
 mod file;
+pub mod interleaved;
 mod metadata;
 pub mod nested;
 mod parse;

@@ -1,7 +1,7 @@
 //! Speed of the matrix kernels: `cargo run --release -p pannier-kernels --example kernelbench -- [options]`
 //!
 //! ```text
-//! --formats Q4_K,Q8_0   only these           --isa avx512    only this one
+//! --formats Q4_K,Q4_K_R16   only these        --isa avx512    only this one
 //! --n 1,2,4,8,64,512    columns              --threads 1,2   --q16   --cols 2048   --kib 98304 (size of the matrix)
 //! ```
 //!
@@ -107,7 +107,7 @@ fn main() {
         read_bandwidth(t, &big);
     }
     drop(big);
-    print!("{:8} {:7} {:2}", "isa", "format", "t");
+    print!("{:8} {:10} {:2}", "isa", "format", "t");
     ns.iter().for_each(|n| print!(" {:>14}", format!("n={n}")));
     println!();
     for k in Kernels::available() {
@@ -116,7 +116,9 @@ fn main() {
             continue;
         }
         for f in formats() {
-            if option("--formats").is_some_and(|l| !l.split(',').any(|n| n == f.name)) {
+            let name_of_format =
+                if f.interleaved > 1 { format!("{}_R{}", f.name, f.interleaved) } else { f.name.into() };
+            if option("--formats").is_some_and(|l| !l.split(',').any(|n| n == name_of_format)) {
                 continue;
             }
             let rows = (kib << 10) / f.row_bytes(cols).unwrap() / 64 * 64;
@@ -125,7 +127,7 @@ fn main() {
             let bytes: Vec<u8> =
                 small.iter().copied().cycle().take(rows * f.row_bytes(cols).unwrap()).collect();
             for &t in &threads {
-                print!("{name:8} {:7} {t:2}", f.name);
+                print!("{name:8} {name_of_format:10} {t:2}");
                 for &n in &ns {
                     let w = matrix(f, rows, cols, &bytes);
                     let w = if n > 8 { w.rows_range(0..1024.max(rows / n).min(rows)) } else { w };

@@ -1,5 +1,6 @@
 //! A weight matrix as it lies in the file.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::formats::Format;
@@ -16,6 +17,16 @@ pub enum ShapeError {
         cols: usize,
         /// Weights per block.
         block: usize,
+    },
+    /// Interleaved rows come in groups.
+    #[error("{format}: {rows} rows are no multiple of the {interleaved} that lie interleaved")]
+    Rows {
+        /// Name of the block format.
+        format: &'static str,
+        /// Rows asked for.
+        rows: usize,
+        /// Rows of a group.
+        interleaved: usize,
     },
     /// The number of bytes does not follow from the shape.
     #[error("{format}: {rows} x {cols} weights need {needed} bytes, {available} are there")]
@@ -81,6 +92,10 @@ impl<'a> Matrix<'a> {
             cols,
             block: format.block,
         })?;
+        let interleaved = format.interleaved;
+        if !rows.is_multiple_of(interleaved) {
+            return Err(ShapeError::Rows { format: format.name, rows, interleaved });
+        }
         // At most `row`, which did not overflow.
         let fine_row_bytes = cols / format.block * format.fine;
         let row_bytes = row - fine_row_bytes;
@@ -130,32 +145,44 @@ impl<'a> Matrix<'a> {
     }
 
     /// The blocks of row `i` in the first plane; empty if there is no such row.
-    pub fn row(&self, i: usize) -> &'a [u8] {
+    pub fn row(&self, i: usize) -> Cow<'a, [u8]> {
         self.row_planes(i).0
     }
 
-    /// The blocks of row `i` in both planes; empty if there is no such row.
-    pub fn row_planes(&self, i: usize) -> (&'a [u8], &'a [u8]) {
+    /// The blocks of row `i` in both planes; empty if there is no such row. A copy if it lies interleaved with others.
+    pub fn row_planes(&self, i: usize) -> (Cow<'a, [u8]>, &'a [u8]) {
         if i >= self.rows {
-            return (&[], &[]);
+            return (Cow::Borrowed(&[]), &[]);
         }
-        let of = |bytes: &'a [u8], row: usize| &bytes[i * row..(i + 1) * row];
-        (of(self.bytes, self.row_bytes), of(self.fine, self.fine_row_bytes))
+        let together = self.format.interleaved;
+        if together > 1 {
+            let sixteen = &self.planes_from(i - i % together).0[..together * self.row_bytes];
+            return (Cow::Owned(self.format.row_of_sixteen(sixteen, i % together)), &[]);
+        }
+        let (low, fine) = self.planes_from(i);
+        (Cow::Borrowed(&low[..self.row_bytes]), &fine[..self.fine_row_bytes])
+    }
+
+    /// What lies from row `i` on in both planes; of interleaved rows, `i` is the first of a group.
+    pub(crate) fn planes_from(&self, i: usize) -> (&'a [u8], &'a [u8]) {
+        (&self.bytes[i * self.row_bytes..], &self.fine[i * self.fine_row_bytes..])
     }
 
     /// Decodes the first `out.len()` weights of row `i`; zeros if there is no such row.
     pub fn decode_row(&self, i: usize, out: &mut [f32]) {
         let (low, fine) = self.row_planes(i);
         if fine.is_empty() {
-            return self.format.decode_row(low, out);
+            return self.format.decode_row(&low, out);
         }
-        self.format.decode_row(&[low, fine].concat(), out);
+        self.format.decode_row(&[&*low, fine].concat(), out);
     }
 
-    /// The rows of `range` (cut at the last row) as a matrix of their own, for example one expert of many.
+    /// The rows of `range` (cut at the last row) as a matrix of their own, for example one expert of many. Of interleaved rows, those of the
+    /// groups that `range` touches.
     pub fn rows_range(&self, range: Range<usize>) -> Matrix<'a> {
-        let end = range.end.min(self.rows);
-        let start = range.start.min(end);
+        let together = self.format.interleaved;
+        let end = range.end.next_multiple_of(together).min(self.rows);
+        let start = range.start.min(end) / together * together;
         let bytes = &self.bytes[start * self.row_bytes..end * self.row_bytes];
         let fine = &self.fine[start * self.fine_row_bytes..end * self.fine_row_bytes];
         Matrix { rows: end - start, bytes, fine, ..*self }

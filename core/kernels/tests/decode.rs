@@ -71,7 +71,7 @@ fn rows_are_views() {
     let q8_0 = format(8).unwrap();
     let bytes: Vec<u8> = (0..34 * 6).map(|b| b as u8).collect();
     let w = Matrix::new(q8_0, 3, 64, &bytes).unwrap();
-    assert_eq!(w.row(1), &bytes[68..136]);
+    assert_eq!(&*w.row(1), &bytes[68..136]);
     assert!(w.row(3).is_empty());
     assert_eq!(w.rows_range(1..9).bytes(), &bytes[68..]);
     assert_eq!(w.rows_range(7..9).rows(), 0);

@@ -46,6 +46,7 @@ fn assert_same(got: &[f32], want: &[f32], what: &str) {
 
 fn check(f: &'static Format, rows: usize, cols: usize, n: usize, scales: Scales, seed: u64) {
     let mut rng = Rng(seed);
+    let rows = rows.next_multiple_of(f.interleaved);
     let bytes = random_bytes(f, rows, cols, scales, &mut rng);
     let x = random_activations(n * cols, &mut rng);
     for precision in BOTH {
@@ -146,10 +147,42 @@ fn nested_planes_give_the_bits_of_whole_blocks() {
 }
 
 /// Two tokens in a hundred are far off in one column; the product must still be right in f64.
+/// Interleaving moves bytes and nothing else.
+#[test]
+fn interleaved_rows_give_the_bits_of_rows_apart() {
+    let mut rng = Rng(21);
+    let mut seen = 0;
+    for f in formats().iter().filter(|f| f.is_in_files()) {
+        let Some(together) = f.with_rows_interleaved() else { continue };
+        seen += 1;
+        assert!(together.with_rows_interleaved().is_none());
+        let (rows, cols) = (48, f.block.max(32) * 3);
+        let bytes = random_bytes(f, rows, cols, Scales::Usual, &mut rng);
+        let mixed = common::interleaved(f, rows, &bytes);
+        let (apart, joined) = (matrix(f, rows, cols, &bytes), matrix(together, rows, cols, &mixed));
+        for row in 0..rows {
+            assert_eq!(apart.row(row), joined.row(row), "{} row {row}", f.name);
+        }
+        assert_eq!(joined.rows_range(20..30).row(15), apart.row(31), "groups are not cut");
+        assert!(Matrix::new(together, 40, cols, &mixed[..mixed.len() / 48 * 40]).is_err());
+        for k in Kernels::available() {
+            for n in [1, 2, 3, 4, 9] {
+                let x = random_activations(n * cols, &mut rng);
+                for precision in BOTH {
+                    let want = product(k, &Serial, (f, rows, cols), &bytes, &x, precision, None);
+                    let got = product(k, &Serial, (together, rows, cols), &mixed, &x, precision, None);
+                    assert_same(&got, &want, &format!("{:?} {} x {n}", k.isa(), f.name));
+                }
+            }
+        }
+    }
+    assert_eq!(seen, 12);
+}
+
 #[test]
 fn products_are_right() {
     for f in formats() {
-        let (rows, cols) = (20, 512);
+        let (rows, cols) = (32, 512);
         let mut rng = Rng(7);
         let bytes = random_bytes(f, rows, cols, Scales::Usual, &mut rng);
         let x = random_activations(3 * cols, &mut rng);
@@ -202,7 +235,7 @@ impl Parallel for Shuffled {
 #[test]
 fn batch_width_and_task_split_change_nothing() {
     for f in formats() {
-        let (rows, cols) = (300, f.block.max(32) * 2);
+        let (rows, cols) = (if f.interleaved > 1 { 304 } else { 300 }, f.block.max(32) * 2);
         let mut rng = Rng(11);
         let bytes = random_bytes(f, rows, cols, Scales::Usual, &mut rng);
         let x = random_activations(21 * cols, &mut rng);
@@ -233,9 +266,10 @@ fn several_jobs_in_one_region() {
     for k in Kernels::available() {
         let mut a = Activations::with_capacity(5, 256);
         a.set(k, &Serial, &x, 5, 256, Need { f32: true, q8: true, q16: true });
+        let rows = |f: &Format| (40 + f.bytes).next_multiple_of(f.interleaved);
         let bytes: Vec<_> =
-            formats().iter().map(|f| random_bytes(f, 40 + f.bytes, 256, Scales::Usual, &mut rng)).collect();
-        let ws: Vec<_> = formats().iter().zip(&bytes).map(|(f, b)| matrix(f, 40 + f.bytes, 256, b)).collect();
+            formats().iter().map(|f| random_bytes(f, rows(f), 256, Scales::Usual, &mut rng)).collect();
+        let ws: Vec<_> = formats().iter().zip(&bytes).map(|(f, b)| matrix(f, rows(f), 256, b)).collect();
         let mut ys: Vec<_> = ws.iter().map(|w| vec![0.0; w.rows() * 5]).collect();
         let mut jobs: Vec<_> = ws
             .iter()
@@ -254,13 +288,14 @@ fn several_jobs_in_one_region() {
 fn values_that_are_not_finite_show_in_the_result() {
     for f in formats().iter().filter(|f| f.is_quantised()) {
         let mut rng = Rng(5);
-        let bytes = random_bytes(f, 17, 256, Scales::Usual, &mut rng);
+        let rows = 17usize.next_multiple_of(f.interleaved);
+        let bytes = random_bytes(f, rows, 256, Scales::Usual, &mut rng);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = random_activations(256, &mut rng);
             x[100] = bad;
             for k in Kernels::available() {
                 for precision in BOTH {
-                    let y = product(k, &Serial, (f, 17, 256), &bytes, &x, precision, None);
+                    let y = product(k, &Serial, (f, rows, 256), &bytes, &x, precision, None);
                     assert!(y.iter().all(|y| y.is_nan()), "{:?} {}", k.isa(), f.name);
                 }
             }
@@ -306,13 +341,13 @@ fn groups_of_rows_are_products_of_their_own() {
     let sizes = [3usize, 0, 1, 9, 17, 8];
     let index: Vec<u32> = (0..sizes.iter().sum::<usize>()).map(|i| (i * 5 % 12) as u32).collect();
     for f in formats() {
-        let bytes = random_bytes(f, 24, cols, Scales::Usual, &mut rng);
-        let w = matrix(f, 24, cols, &bytes);
+        let bytes = random_bytes(f, 32, cols, Scales::Usual, &mut rng);
+        let w = matrix(f, 32, cols, &bytes);
         for (k, precision) in Kernels::available().into_iter().flat_map(|k| BOTH.map(|p| (k, p))) {
             let mut a = Activations::default();
             let need = Need::of(&[(&w, precision)]);
             a.set_groups(k, &Shuffled(2), (&x, cols), &index, sizes.iter().copied(), need);
-            let mut ys: Vec<_> = sizes.iter().map(|size| vec![f32::NAN; size * 24]).collect();
+            let mut ys: Vec<_> = sizes.iter().map(|size| vec![f32::NAN; size * 32]).collect();
             let mut jobs: Vec<_> = ys
                 .iter_mut()
                 .enumerate()
@@ -326,7 +361,7 @@ fn groups_of_rows_are_products_of_their_own() {
                     .flat_map(|&row| x[row as usize * cols..(row as usize + 1) * cols].iter().copied())
                     .collect();
                 first += size;
-                let want = product(k, &Serial, (f, 24, cols), &bytes, &rows, precision, None);
+                let want = product(k, &Serial, (f, 32, cols), &bytes, &rows, precision, None);
                 assert_same(y, &want, &format!("{:?} {} group of {size}", k.isa(), f.name));
             }
         }

@@ -39,6 +39,7 @@ cargo xtask bench [OPTIONS] [MODEL…]      models are files or catalogue names;
   --rounds 3            repetitions; with peers, each round runs all of them
   --peer                llama.cpp beside ours (llama-cpp-python in PANNIER_PEER, or in the cache; built when absent)
   --peer-command LINE   another engine's llama-bench and its flags; several times for several sets of flags
+  --pack                ours reads packs of the files, with rows interleaved as the kernels want them; peers interleave while loading
   --busy                also: two threads while a process keeps one core busy
   --long                also: decode behind a long context
   --load                also: loading, the first token, anonymous memory
@@ -60,6 +61,7 @@ struct Options {
     rounds: usize,
     peer: bool,
     peer_commands: Vec<String>,
+    pack: bool,
     busy: bool,
     long: bool,
     load: bool,
@@ -101,14 +103,19 @@ pub fn run(args: lexopt::Parser) -> Result {
         record.peers.push(format!("{}: flags {:?}", engine.name, engine.flags));
         peers.push(engine);
     }
-    let subjects = match options.models.is_empty() {
+    let mut subjects = match options.models.is_empty() {
         true => subject::standard(&pannier)?,
         false => options.models.iter().map(|name| Subject::find(&pannier, name)).collect::<Result<_>>()?,
     };
+    if options.pack {
+        subjects.iter_mut().try_for_each(|subject| subject.pack(&pannier))?;
+        record.notes.push("ours read packs of the files (`pannier pack`)".into());
+    }
     for subject in &subjects {
         // As after a phone's start. What was just written lies in small pages, and what is read from the disk may lie in huge ones:
         // one state for all models and all engines, and the one that apps find.
         cage::drop_cached(&subject.path);
+        cage::drop_cached(&subject.ours);
         if options.table {
             for &threads in &options.threads {
                 let row = table_row(&options, &ours, &peers, subject, threads)?;
@@ -141,6 +148,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Option<Options>> {
         rounds: 3,
         peer: false,
         peer_commands: Vec::new(),
+        pack: false,
         busy: false,
         long: false,
         load: false,
@@ -176,6 +184,7 @@ fn parse(mut args: lexopt::Parser) -> Result<Option<Options>> {
             "rounds" => o.rounds = count(&value()?, 1)?,
             "peer" => o.peer = true,
             "peer-command" => o.peer_commands.push(value()?),
+            "pack" => o.pack = true,
             "busy" => o.busy = true,
             "long" => o.long = true,
             "load" => o.load = true,
@@ -231,7 +240,7 @@ fn table_row(
     let (mut isa, mut anonymous) = (Value::Null, Value::Null);
     for _ in 0..options.rounds {
         bandwidth = bandwidth.max(machine::read_bandwidth(threads));
-        let report = ours.report(task)?;
+        let report = ours.report(Task { model: &subject.ours, ..task })?;
         own.push(Speed {
             prefill: float(&report, "prefill_tok_s")?,
             decode: float(&report, "decode_tok_s")?,
@@ -275,7 +284,7 @@ fn table_row(
 fn busy_row(options: &Options, ours: &Engine, subject: &Subject) -> Result<Value> {
     eprintln!("== {}, one core busy", subject.name);
     let load = machine::load();
-    let task = |threads| Task { model: &subject.path, threads, prompt: 64, generate: options.generate };
+    let task = |threads| Task { model: &subject.ours, threads, prompt: 64, generate: options.generate };
     let (mut free, mut busy) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
         free.push(ours.speed(task(1))?.decode);
@@ -294,7 +303,7 @@ fn long_row(options: &Options, ours: &Engine, subject: &Subject) -> Result<Value
     eprintln!("== {}, long context", subject.name);
     let load = machine::load();
     let threads = options.threads.iter().copied().max().unwrap_or(1);
-    let task = |prompt| Task { model: &subject.path, threads, prompt, generate: options.generate };
+    let task = |prompt| Task { model: &subject.ours, threads, prompt, generate: options.generate };
     let (mut short, mut long) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
         short.push(ours.speed(task(SHORT_CONTEXT))?.decode);
@@ -313,13 +322,13 @@ fn load_row(options: &Options, ours: &Engine, pannier: &PathBuf, subject: &Subje
     let load = machine::load();
     let threads = options.threads.iter().copied().max().unwrap_or(1);
     // It reads the file once before, and tells the memory of this context.
-    let task = Task { model: &subject.path, threads, prompt: options.prompt, generate: options.generate };
+    let task = Task { model: &subject.ours, threads, prompt: options.prompt, generate: options.generate };
     let anonymous = float(&ours.report(task)?, "peak_anon_bytes")?;
     let (mut total, mut loading, mut prefill) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.rounds.max(3) {
         let mut command = Command::new(pannier);
         command.args(["run", "-p", "The capital of France is", "-n", "1", "--json", "--ctx", "1024"]);
-        command.args(["-t", &threads.to_string(), "-m"]).arg(&subject.path);
+        command.args(["-t", &threads.to_string(), "-m"]).arg(&subject.ours);
         let start = Instant::now();
         let report = engines::json(&mut command)?;
         total.push(start.elapsed().as_secs_f64() * 1e3);
@@ -329,13 +338,13 @@ fn load_row(options: &Options, ours: &Engine, pannier: &PathBuf, subject: &Subje
     // What was promised for the same context.
     let mut plan = Command::new(pannier);
     plan.args(["plan", "--json", "--ctx", &(options.prompt + options.generate).to_string()]);
-    plan.args(["-t", &threads.to_string(), "-m"]).arg(&subject.path);
+    plan.args(["-t", &threads.to_string(), "-m"]).arg(&subject.ours);
     let plan = engines::json(&mut plan).unwrap_or(Value::Null);
     let promised = Some((plan["kv_bytes"].as_f64(), plan["scratch_bytes"].as_f64()));
     let promised = promised.and_then(|(kv, scratch)| Some(kv? + scratch?));
     Ok(json!({
         "model": subject.name, "threads": threads, "load_average": load,
-        "file_bytes": std::fs::metadata(&subject.path).map_or(0, |m| m.len()),
+        "file_bytes": std::fs::metadata(&subject.ours).map_or(0, |m| m.len()),
         "process_ms": median(total.into_iter()), "load_ms": median(loading.into_iter()),
         "prefill_ms": median(prefill.into_iter()),
         "peak_anon_bytes": anonymous, "kv_and_scratch_bytes": promised,

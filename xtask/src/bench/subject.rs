@@ -20,6 +20,8 @@ const STANDARD: &[(&str, &[&str])] = &[
 pub struct Subject {
     pub name: String,
     pub path: PathBuf,
+    /// What ours reads: the same file, or its pack.
+    pub ours: PathBuf,
     /// Weights that a decoded token reads.
     pub weights: u64,
     /// Keys and values of one token of context.
@@ -67,13 +69,25 @@ impl Subject {
     fn open(pannier: &Path, path: &Path) -> Result<Subject> {
         let report = json(Command::new(pannier).arg("inspect").arg(path).arg("--json"))?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let path = std::path::absolute(path).map_err(|e| e.to_string())?;
         Ok(Subject {
             name,
-            path: std::path::absolute(path).map_err(|e| e.to_string())?,
+            ours: path.clone(),
+            path,
             weights: weights_per_token(&report),
             kv_per_token: kv_per_token(&report),
             context: report["context_length"].as_u64().unwrap_or(u64::MAX),
         })
+    }
+
+    /// Lets ours read a pack of the file, which is made in the cache unless it is there.
+    pub fn pack(&mut self, pannier: &Path) -> Result {
+        let cache = dirs::cache_dir().ok_or("this system names no cache directory")?.join("pannier/bench");
+        std::fs::create_dir_all(&cache).map_err(|e| format!("cannot create {}: {e}", cache.display()))?;
+        self.ours = cache.join(format!("{}.pack.gguf", self.name));
+        let mut pack = Command::new(pannier);
+        pack.arg("pack").arg(&self.path).arg(&self.ours);
+        sh::run(&format!("the pack of {}", self.name), pack.stdout(std::process::Stdio::null()))
     }
 
     /// Bytes that a token reads when `context` tokens are before it.

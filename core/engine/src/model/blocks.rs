@@ -4,8 +4,8 @@ use super::builder::Builder;
 use super::hyper::{Dims, Hyper};
 use super::precision::Role;
 use super::spec::{AttentionSpec, ModelSpec, RopeConfig};
-use crate::Result;
 use crate::residency::{TensorRef, UnitGuard, UnitId, UnitKind, VectorRef, WeightStore};
+use crate::{Error, Result};
 use pannier_kernels::{AttentionShape, Matrix, RopeStyle};
 
 /// `y = W x + b`, where W may be some rows of a larger matrix.
@@ -89,6 +89,10 @@ impl Linear {
             None => None,
         };
         let matrix = unit.matrix(self.weight)?.rows_range(rows);
+        if matrix.rows() != self.rows {
+            let what = format!("a part of {} rows from row {} on of interleaved ones", self.rows, self.first);
+            return Err(Error::Unsupported { what });
+        }
         Ok(Weights {
             matrix,
             bias,

@@ -6,6 +6,7 @@ use crate::residency::{
     FinePlane, Layout, TensorRef, UnitId, UnitKind, UnitTensor, VectorRef, VectorTensor, View,
 };
 use crate::{Error, Result};
+use pannier_gguf::interleaved::SUFFIX;
 use pannier_gguf::nested::{FINE, LOW, VERSION, VERSION_KEY};
 use pannier_gguf::{GgmlType, Gguf, TensorInfo};
 use pannier_kernels::{Format, format, nested, nested_formats};
@@ -95,9 +96,10 @@ impl<'a> Builder<'a> {
         self.layout.add_unit(kind)
     }
 
-    /// Whether the file has a tensor, whole or in planes.
+    /// Whether the file has a tensor: as it is, with its rows interleaved, or in planes.
     pub fn has(&self, name: &str) -> bool {
-        self.gguf.tensor(name).is_some() || self.gguf.tensor(&format!("{name}{LOW}")).is_some()
+        self.gguf.tensor(name).is_some()
+            || [SUFFIX, LOW].iter().any(|suffix| self.gguf.tensor(&format!("{name}{suffix}")).is_some())
     }
 
     /// Rows of a tensor whose number no hyperparameter says: the vocabulary.
@@ -106,7 +108,8 @@ impl<'a> Builder<'a> {
     /// It is absent, no matrix of `cols` columns, or absurdly long.
     pub fn rows(&self, name: &str, cols: usize) -> Result<usize> {
         let expected = vec![cols as u64, 0];
-        let Some(tensor) = self.gguf.tensor(name) else {
+        let Some(tensor) = self.gguf.tensor(name).or_else(|| self.gguf.tensor(&format!("{name}{SUFFIX}")))
+        else {
             return Err(Error::MissingTensor { name: name.to_owned(), expected });
         };
         match *tensor.dims.as_slice() {
@@ -143,9 +146,22 @@ impl<'a> Builder<'a> {
         Ok((tensor, format))
     }
 
-    /// A matrix, or `dims[2]` of them, whole or in planes.
+    /// A matrix, or `dims[2]` of them: as it is, with its rows interleaved, or in planes.
     fn find_matrix(&self, name: &str, dims: &[usize]) -> Result<UnitTensor> {
         let (cols, rows) = (dims.first().copied().unwrap_or(0), dims.get(1).copied().unwrap_or(1));
+        let interleaved = format!("{name}{SUFFIX}");
+        if self.gguf.tensor(name).is_none() && self.gguf.tensor(&interleaved).is_some() {
+            let (tensor, format) = self.find(&interleaved, dims)?;
+            let format =
+                format.with_rows_interleaved().filter(|format| rows.is_multiple_of(format.interleaved));
+            let Some(format) = format else {
+                let what = format!("tensor {interleaved:?}: {rows} interleaved rows of {}", tensor.ty.name());
+                return Err(Error::Unsupported { what });
+            };
+            let TensorInfo { shard, offset, bytes, .. } = *tensor;
+            let name = name.to_owned();
+            return Ok(UnitTensor { name, format, rows, cols, shard, offset, bytes, fine: None });
+        }
         let low_name = format!("{name}{LOW}");
         if self.gguf.tensor(name).is_some() || self.gguf.tensor(&low_name).is_none() {
             let (tensor, format) = self.find(name, dims)?;

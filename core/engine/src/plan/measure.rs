@@ -11,7 +11,7 @@ use crate::memory::{Category, MemoryProbe, SystemMemory, zeroed};
 use crate::model::{AttentionSpec, Blueprint};
 use crate::{Error, Result};
 use memmap2::MmapMut;
-use pannier_gguf::{GgmlType, Gguf, nested, prefer_huge_pages};
+use pannier_gguf::{GgmlType, Gguf, TensorInfo, interleaved, nested, prefer_huge_pages};
 use pannier_kernels::{
     Activations, AttentionShape, Format, Job, Kernels, Matrix, Need, Parallel, Precision, format,
 };
@@ -155,8 +155,12 @@ fn anonymous(bytes: usize) -> Result<MmapMut> {
 /// The formats of a model's matrices, and those that every device is measured with.
 fn formats_of(model: Option<&Gguf>) -> Vec<u32> {
     let tensors = model.map_or(&[][..], |gguf| gguf.tensors());
-    let mut all: Vec<u32> =
-        tensors.iter().filter(|tensor| tensor.dims.len() > 1).map(|t| t.ty.id()).collect();
+    let id = |tensor: &TensorInfo| {
+        let interleaved = tensor.name.ends_with(interleaved::SUFFIX);
+        let format = format(tensor.ty.id()).filter(|_| interleaved).and_then(Format::with_rows_interleaved);
+        format.map_or(tensor.ty.id(), |format| format.id)
+    };
+    let mut all: Vec<u32> = tensors.iter().filter(|tensor| tensor.dims.len() > 1).map(id).collect();
     if model.is_some_and(|gguf| gguf.metadata().get(nested::VERSION_KEY).is_some()) {
         // What stands for planes, see `speed.rs`.
         all.extend([GgmlType::Q3_K.id(), GgmlType::Q5_K.id()]);

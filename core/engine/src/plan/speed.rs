@@ -79,7 +79,7 @@ impl Rates<'_> {
 /// measured with types of GGUF.
 fn rated_as(info: &UnitTensor) -> u32 {
     let format = info.format_in(View::Full);
-    match (format.is_in_files(), info.fine) {
+    match (format.is_in_files() || format.interleaved > 1, info.fine) {
         (true, _) => format.id,
         (false, Some(_)) => GgmlType::Q5_K.id(),
         (false, None) => GgmlType::Q3_K.id(),

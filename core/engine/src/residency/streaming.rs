@@ -359,15 +359,21 @@ impl WeightStore for StreamingStore {
         }
         let view = self.view.get();
         let format = info.format_in(view);
-        let mut data = vec![0u8; format.row_bytes(info.cols).ok_or_else(wrong)?];
+        // Of interleaved rows, all that lie together are read.
+        let together = format.interleaved;
+        let mut data = vec![0u8; format.row_bytes(info.cols).ok_or_else(wrong)? * together];
         let planes = [(info.shard, info.offset, info.bytes)];
         let fine = info.fine_in(view).map(|fine| (fine.shard, fine.offset, fine.bytes));
         let mut rest = data.as_mut_slice();
         for (shard, offset, bytes) in planes.into_iter().chain(fine) {
-            let bytes = bytes / info.rows as u64;
+            let bytes = bytes / info.rows as u64 * together as u64;
             let (part, tail) = rest.split_at_mut_checked(bytes as usize).ok_or_else(wrong)?;
-            read_needed(&*self.shared.source, shard, offset + row as u64 * bytes, part, part.len())?;
+            let at = offset + (row / together) as u64 * bytes;
+            read_needed(&*self.shared.source, shard, at, part, part.len())?;
             rest = tail;
+        }
+        if together > 1 {
+            data = format.row_of_sixteen(&data, row % together);
         }
         format.decode_row(&data, out);
         Ok(())

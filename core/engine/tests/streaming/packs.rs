@@ -1,8 +1,12 @@
 use crate::tiny;
+use pannier::Error;
+use pannier::model::{Blueprint, ModelOptions};
 use pannier::pack::{is_pack, pack, verify};
 use pannier::residency::StreamOptions;
-use pannier_gguf::Gguf;
+use pannier_gguf::interleaved::SUFFIX;
+use pannier_gguf::{GgmlType, Gguf, Writer};
 use std::path::Path;
+use std::sync::Arc;
 
 fn packed(source: &Path, out: &Path) -> pannier::pack::Packed {
     pack(&Gguf::open(source).unwrap(), out, &mut |done, total| assert!(done <= total)).unwrap()
@@ -17,6 +21,8 @@ fn a_pack_runs_with_the_same_bits_mapped_and_streamed() {
     let gguf = Gguf::open(&out).unwrap();
     assert!(is_pack(&gguf) && !report.reused && verify(&gguf).unwrap() == report.sha256);
     assert!(gguf.tensors().iter().all(|tensor| tensor.offset % 16384 == 0));
+    let interleaved = gguf.tensors().iter().filter(|tensor| tensor.name.ends_with(SUFFIX));
+    assert_eq!(interleaved.count(), 5 * 7 + 2, "all matrices, embedding and output too");
     let expected = tiny::logits(&mut tiny::runner(&path, None, &StreamOptions::default()).unwrap()).unwrap();
     for budget in [None, Some(tiny::dense_bytes(&path) / 2)] {
         let mut runner = tiny::runner(&out, budget, &StreamOptions::default()).unwrap();
@@ -64,4 +70,42 @@ fn packs_are_reused_resumed_and_rebuilt() {
     let rebuilt = packed(&path, &out);
     assert!(!rebuilt.reused && rebuilt.sha256 != first.sha256);
     assert!(pack(&Gguf::open(&out).unwrap(), &path, &mut |_, _| {}).is_err());
+}
+
+/// Whoever writes such a name must mean it: groups of whole rows, of a format that has them.
+#[test]
+fn interleaved_rows_that_cannot_be_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Gguf::open(tiny::model(folder.path())).unwrap();
+    let changed = |name: &str, ty: GgmlType, rows: u64| {
+        let mut writer = Writer::with_metadata(source.metadata().clone());
+        let dims =
+            |tensor: &str, dims: &[u64]| if tensor == name { vec![dims[0], rows] } else { dims.to_vec() };
+        let named =
+            |tensor: &str| if tensor == name { format!("{tensor}{SUFFIX}") } else { tensor.to_owned() };
+        let typed = |tensor: &str, old: GgmlType| if tensor == name { ty } else { old };
+        for t in source.tensors() {
+            writer.tensor(named(&t.name), &dims(&t.name, &t.dims), typed(&t.name, t.ty)).unwrap();
+        }
+        let path = folder.path().join("changed.gguf");
+        writer
+            .write_file(&path, |out| -> Result<(), pannier_gguf::Error> {
+                for t in source.tensors() {
+                    let (block, bytes) =
+                        (typed(&t.name, t.ty).block_elements(), typed(&t.name, t.ty).block_bytes());
+                    let size = dims(&t.name, &t.dims).iter().product::<u64>() / block * bytes;
+                    let mut data = source.tensor_data(t)?.to_vec();
+                    data.resize(size as usize, 0);
+                    out.write(&named(&t.name), &data)?;
+                }
+                Ok(())
+            })
+            .unwrap();
+        Blueprint::read(Arc::new(Gguf::open(&path).unwrap()), &ModelOptions::default()).map(drop)
+    };
+    assert!(changed("blk.1.ffn_up.weight", GgmlType::Q8_0, 704).is_ok());
+    let float = changed("blk.1.ffn_up.weight", GgmlType::F32, 704);
+    assert!(matches!(float, Err(Error::Unsupported { .. })), "{float:?}");
+    let cut = changed("output.weight", GgmlType::Q8_0, 321);
+    assert!(matches!(cut, Err(Error::TensorShape { .. } | Error::Unsupported { .. })), "{cut:?}");
 }

@@ -24,6 +24,7 @@ use crate::encode::{EncodeError, Importance, NESTED, encoder};
 use crate::imatrix::{Imatrix, ImatrixError};
 use crate::{Error, Progress, Result};
 use awq::{Factors, Scaling};
+use pannier_gguf::interleaved;
 use pannier_gguf::nested::{VERSION, VERSION_KEY};
 use pannier_gguf::{GgmlType, Gguf, TensorInfo};
 use pannier_kernels::format;
@@ -193,9 +194,12 @@ pub struct QuantizeReport {
 /// Decides the type of every tensor.
 ///
 /// # Errors
-/// Metadata of a wrong type, an importance matrix of another model, or a size that cannot be reached.
+/// A pack as input, metadata of a wrong type, an importance matrix of another model, or a size that cannot be reached.
 pub fn plan(input: &Gguf, options: &QuantizeOptions) -> Result<QuantizePlan> {
     let tensors = input.tensors();
+    if let Some(tensor) = tensors.iter().find(|tensor| tensor.name.ends_with(interleaved::SUFFIX)) {
+        return Err(Error::Packed { tensor: tensor.name.clone() });
+    }
     let mut types = mixture::choose(
         input.metadata(),
         tensors,

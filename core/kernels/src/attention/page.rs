@@ -232,13 +232,13 @@ pub(super) fn score_part(kernels: &Kernels, tile: &Tile<'_>, part: usize, work: 
     }
 }
 
-/// Groups of up to four rows of one query, which see the same slots: first row and how many.
+/// The rows of each query, which see the same slots: first row and how many, fewer than [`TILED_FROM`].
 fn queries(tile: &Tile<'_>) -> impl Iterator<Item = (usize, usize)> {
     let (heads, rows) = (tile.heads, tile.rows);
     let mut row = 0;
     std::iter::from_fn(move || {
         let first = row;
-        row += (heads - first % heads).min(ROW_BLOCK);
+        row += heads - first % heads;
         (first < rows).then(|| (first, row.min(rows) - first))
     })
 }

@@ -25,7 +25,7 @@ pub(crate) struct Scores<'a> {
     pub soft_cap: Option<f32>,
 }
 
-/// Up to four rows of a tile that see the same slots of a page.
+/// Up to seven rows of a tile that see the same slots of a page: so many heads may share a KV head before a page is converted first.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a, R> {
     /// Keys or values of the page.
@@ -70,14 +70,37 @@ pub(crate) fn scores_q8_channel<S: Lanes>(s: S, block: &Block<'_, Channel8Rows<'
     scores_direct(s, block, work);
 }
 
+impl<R: Copy> Block<'_, R> {
+    /// The block as two, if it has more rows than sums fit into registers that are not wide.
+    #[inline(always)]
+    fn narrow(&self) -> Option<(Self, Self)> {
+        let (rows, rest) = (ROW_BLOCK, self.rows.checked_sub(ROW_BLOCK)?);
+        (rest > 0).then(|| (Block { rows, ..*self }, Block { row: self.row + rows, rows: rest, ..*self }))
+    }
+}
+
 #[inline(always)]
 fn scores_direct<S: Lanes, K: Rows>(s: S, block: &Block<'_, K>, work: &mut Work<'_>) {
+    if !S::WIDE
+        && let Some((first, rest)) = block.narrow()
+    {
+        scores_rows(s, &first, work);
+        return scores_rows(s, &rest, work);
+    }
+    scores_rows(s, block, work);
+}
+
+#[inline(always)]
+fn scores_rows<S: Lanes, K: Rows>(s: S, block: &Block<'_, K>, work: &mut Work<'_>) {
     for half in block.slots.start / LANES..block.slots.end.div_ceil(LANES) {
         match (block.rows, S::WIDE) {
             (1, true) => scores_half::<S, _, 1, 8>(s, block, half, work),
             (2, true) => scores_half::<S, _, 2, 8>(s, block, half, work),
             (3, true) => scores_half::<S, _, 3, 4>(s, block, half, work),
-            (_, true) => scores_half::<S, _, 4, 4>(s, block, half, work),
+            (4, true) => scores_half::<S, _, 4, 4>(s, block, half, work),
+            (5, true) => scores_half::<S, _, 5, 4>(s, block, half, work),
+            (6, true) => scores_half::<S, _, 6, 4>(s, block, half, work),
+            (_, true) => scores_half::<S, _, 7, 4>(s, block, half, work),
             (1, false) => scores_half::<S, _, 1, 4>(s, block, half, work),
             (2, false) => scores_half::<S, _, 2, 2>(s, block, half, work),
             (3, false) => scores_half::<S, _, 3, 1>(s, block, half, work),
@@ -231,10 +254,24 @@ pub(crate) fn values_q4<S: Lanes>(s: S, block: &Block<'_, Q4Rows<'_>>, work: &mu
 
 #[inline(always)]
 fn values_direct<S: Lanes, V: Rows>(s: S, block: &Block<'_, V>, work: &mut Work<'_>) {
+    if !S::WIDE
+        && let Some((first, rest)) = block.narrow()
+    {
+        values_rows(s, &first, work);
+        return values_rows(s, &rest, work);
+    }
+    values_rows(s, block, work);
+}
+
+#[inline(always)]
+fn values_rows<S: Lanes, V: Rows>(s: S, block: &Block<'_, V>, work: &mut Work<'_>) {
     match block.rows {
         1 => add_rows::<S, _, 1>(s, block, work),
         2 => add_rows::<S, _, 2>(s, block, work),
         3 => add_rows::<S, _, 3>(s, block, work),
+        5 if S::WIDE => add_rows::<S, _, 5>(s, block, work),
+        6 if S::WIDE => add_rows::<S, _, 6>(s, block, work),
+        7 if S::WIDE => add_rows::<S, _, 7>(s, block, work),
         _ => add_rows::<S, _, 4>(s, block, work),
     }
 }
@@ -258,8 +295,8 @@ fn add_rows<S: Lanes, V: Rows, const M: usize>(s: S, block: &Block<'_, V>, work:
     let chunks = work.vp / LANES;
     // Accumulators stay in registers: 32 of sixteen lanes with AVX-512, else 16 of eight.
     let most = match (S::WIDE, M) {
+        (true, 7) | (false, 2) => 2,
         (true, _) | (false, 1) => 4,
-        (false, 2) => 2,
         _ => 1,
     };
     let mut c = 0;

@@ -317,6 +317,25 @@ fn scratch_takes_the_bytes_it_says() {
     }
 }
 
+/// Few heads to a KV head and whole vectors: pages are read as they lie, by blocks of as many rows as there are heads.
+#[test]
+fn any_group_that_reads_pages_directly_has_the_bits_of_a_converted_page() {
+    for (group, (k, v)) in (1..=7).flat_map(|group| FORMATS.map(|format| (group, format))) {
+        for (k_dim, v_dim) in [(64, 64), (16, 80), (96, 32)] {
+            let (shape, tokens) = (shape(2 * group, 2, k_dim, v_dim), 75);
+            let cache = Cache::with(KvLayout { shape, k, v, summaries: false }, tokens, group as u64);
+            let whole = cache.run(Kernels::available()[0], &Serial, 0, tokens, false);
+            let row = 2 * group * v_dim;
+            for kernels in Kernels::available() {
+                for position in [0, 15, 32, 74] {
+                    let got = cache.run(kernels, &Serial, position, 1, false);
+                    assert_bits(&got, &whole[position * row..(position + 1) * row], "one query");
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 

@@ -5,7 +5,8 @@
 //! ```
 
 use super::{Block32, BlockFormat, half_at, nibbles};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::source::Source;
 
 pub(crate) struct Iq4Nl;
 
@@ -30,14 +31,15 @@ impl Unpack for Iq4Nl {
     type Shape = ShapeOf<false, 0, 0, 255>;
     const BLOCKS: usize = 1;
     const BYTES: usize = 18;
+    const LONE_HALF: Option<usize> = Some(0);
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let n = levels::<V>(&V::weights16(rows, 2));
+            let n = levels::<V>(&rows.weights16(2));
             let zero = [V::zero_f(); 2];
-            sink.block(0, RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
+            sink.block(0, RowBlock { n, d: rows.rows_half(0), s: zero, m: zero });
         }
     }
 }

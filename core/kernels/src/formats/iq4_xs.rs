@@ -7,7 +7,8 @@
 
 use super::iq4_nl::{VALUES, levels};
 use super::{Block32, BlockFormat, half_at, nibbles};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, unroll};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, unroll};
+use crate::matmul::source::Source;
 
 pub(crate) struct Iq4Xs;
 
@@ -39,17 +40,17 @@ impl Unpack for Iq4Xs {
     const BYTES: usize = 136;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let head = V::rows8(rows, 0);
+            let head = rows.rows8(0);
             let d = V::half(head[0]);
             let zero = [V::zero_f(); 2];
             unroll!(B in [0, 1, 2, 3, 4, 5, 6, 7] {
                 let low = V::and(V::shr(head[1], 4 * B as u32), V::splat(15));
                 let high = V::and(V::shr(head[0], 16 + 2 * B as u32), V::splat(3));
                 let s = V::add(V::or(low, V::shl(high, 4)), V::splat(-32i32 as u32));
-                let n = levels::<V>(&V::weights16(rows, 8 + 16 * B));
+                let n = levels::<V>(&rows.weights16(8 + 16 * B));
                 sink.block(B, RowBlock { n, d: V::mul(d, V::to_f32(s)), s: zero, m: zero });
             });
         }

@@ -25,6 +25,7 @@ use crate::isa::StripFn;
 use crate::matmul;
 use crate::matmul::float::LoadFloats;
 use crate::matmul::simd::{Shape, Simd, Unpack};
+use crate::matmul::source::{INTERLEAVED, Interleaved, Rows, interleave, row_of};
 
 /// Makes the list of formats, and for an instruction set the list of its kernels.
 macro_rules! formats {
@@ -43,8 +44,14 @@ macro_rules! formats {
     };
     (@strip quantised $module:ident::$name:ident) => {
         [
-            matmul::strip::strip::<V, $module::$name, false>,
-            matmul::strip::strip::<V, $module::$name, true>,
+            matmul::strip::strip::<V, $module::$name, Rows, false>,
+            matmul::strip::strip::<V, $module::$name, Rows, true>,
+        ]
+    };
+    (@strip interleaved $module:ident::$name:ident) => {
+        [
+            matmul::strip::strip::<V, $module::$name, Interleaved<$module::$name>, false>,
+            matmul::strip::strip::<V, $module::$name, Interleaved<$module::$name>, true>,
         ]
     };
 }
@@ -69,10 +76,25 @@ formats! {
     quantised mxfp4::Mxfp4,
     quantised nested::NestedLow,
     quantised nested::NestedFull,
+    // The same, for packs: sixteen rows interleaved.
+    interleaved q4_0::Q4_0,
+    interleaved q4_1::Q4_1,
+    interleaved q5_0::Q5_0,
+    interleaved q5_1::Q5_1,
+    interleaved q8_0::Q8_0,
+    interleaved q2_k::Q2K,
+    interleaved q3_k::Q3K,
+    interleaved q4_k::Q4K,
+    interleaved q5_k::Q5K,
+    interleaved q6_k::Q6K,
+    interleaved iq4_nl::Iq4Nl,
+    interleaved iq4_xs::Iq4Xs,
 }
 
 /// Numbers from here on are no types of GGUF: formats that are made of other tensors.
 const PRIVATE: u32 = 1 << 31;
+/// From here on, formats of GGUF with their rows interleaved.
+const INTERLEAVED_FORMATS: u32 = PRIVATE + (1 << 30);
 
 /// 32 weights in canonical form: `w[k] = d * s[k / 16] * q[k] + m[k / 16]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -120,6 +142,8 @@ pub(crate) struct Quantised {
     pub unpack32: fn(&[u8], &[u8], usize) -> Block32,
     /// Offsets per 32 weights: 0, 1 or 2.
     pub mins: usize,
+    /// See [`Unpack::LONE_HALF`].
+    lone_half: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -141,6 +165,8 @@ pub struct Format {
     pub bytes: usize,
     /// How many of them are in a second plane: 0, except for [`nested`] precision.
     pub fine: usize,
+    /// How many rows lie interleaved: 1, or 16 for formats of packs. The name is then that of the format of the rows.
+    pub interleaved: usize,
     /// Position in the list of formats, which kernel tables are indexed by.
     pub(crate) index: usize,
     pub(crate) codec: Codec,
@@ -203,6 +229,37 @@ impl Format {
         }
     }
 
+    /// The same weights with sixteen rows interleaved, if there are kernels for that.
+    pub fn with_rows_interleaved(&self) -> Option<&'static Format> {
+        if self.interleaved > 1 { None } else { format(INTERLEAVED_FORMATS.checked_add(self.id)?) }
+    }
+
+    /// Interleaves sixteen rows of this format, for [`Format::with_rows_interleaved`].
+    ///
+    /// # Panics
+    /// If `rows` is not sixteen rows of whole blocks, or `out` has another length.
+    pub fn interleave(&self, rows: &[u8], out: &mut [u8]) {
+        assert!(rows.len().is_multiple_of(INTERLEAVED * self.bytes), "sixteen rows of whole blocks");
+        assert_eq!(rows.len(), out.len(), "bytes of interleaved rows");
+        interleave(self.bytes, self.lone_half(), rows, out);
+    }
+
+    /// Row `r` of sixteen interleaved ones.
+    ///
+    /// # Panics
+    /// If `sixteen` is not sixteen rows of whole blocks, or `r` is none of them.
+    pub fn row_of_sixteen(&self, sixteen: &[u8], r: usize) -> Vec<u8> {
+        assert!(
+            sixteen.len().is_multiple_of(INTERLEAVED * self.bytes) && r < INTERLEAVED,
+            "row {r} of sixteen"
+        );
+        row_of(self.bytes, self.lone_half(), sixteen, r)
+    }
+
+    fn lone_half(&self) -> Option<usize> {
+        self.quantised().and_then(|q| q.lone_half)
+    }
+
     /// The canonical form, for formats that have one.
     pub(crate) fn quantised(&self) -> Option<&Quantised> {
         match &self.codec {
@@ -231,14 +288,18 @@ pub fn formats() -> &'static [Format] {
 const fn quantised<F: BlockFormat>() -> Format {
     assert!(F::BLOCK == 32 * F::BLOCKS);
     let mins = <F::Shape as Shape>::MINS;
-    let codec = Codec::Quantised(Quantised { unpack32: F::unpack32, mins });
+    let codec = Codec::Quantised(Quantised { unpack32: F::unpack32, mins, lone_half: F::LONE_HALF });
     let (bytes, fine) = (F::BYTES + F::FINE, F::FINE);
-    Format { id: F::ID, name: F::NAME, block: F::BLOCK, bytes, fine, index: 0, codec }
+    Format { id: F::ID, name: F::NAME, block: F::BLOCK, bytes, fine, interleaved: 1, index: 0, codec }
+}
+
+const fn interleaved<F: BlockFormat>() -> Format {
+    Format { id: INTERLEAVED_FORMATS + F::ID, interleaved: INTERLEAVED, ..quantised::<F>() }
 }
 
 const fn float<F: FloatFormat>() -> Format {
     let codec = Codec::Float(F::decode);
-    Format { id: F::ID, name: F::NAME, block: 1, bytes: F::BYTES, fine: 0, index: 0, codec }
+    Format { id: F::ID, name: F::NAME, block: 1, bytes: F::BYTES, fine: 0, interleaved: 1, index: 0, codec }
 }
 
 const fn number(mut list: [Format; COUNT]) -> [Format; COUNT] {

@@ -7,7 +7,8 @@
 //! VALUES are twice the elements of the standard, so that they are integers; the exponent bias is one larger for it.
 
 use super::{Block32, BlockFormat, nibbles};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::source::Source;
 
 pub(crate) struct Mxfp4;
 
@@ -38,7 +39,7 @@ impl Unpack for Mxfp4 {
     const BYTES: usize = 17;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             let table = const {
@@ -50,12 +51,12 @@ impl Unpack for Mxfp4 {
                 }
                 table
             };
-            let mut n = unpack_nibbles::<V>(&V::weights16(rows, 1));
+            let mut n = unpack_nibbles::<V>(&rows.weights16(1));
             for n in &mut n {
                 *n = V::lookup(table, *n);
             }
             // 2^(e - 128) as a product of two powers that are normal numbers, for any e.
-            let e = V::and(V::rows4(rows, 0), V::splat(255));
+            let e = V::and(rows.rows4(0), V::splat(255));
             let half = V::shr(e, 1);
             let bias = V::splat(63);
             let a = V::shl(V::add(half, bias), 23);

@@ -12,7 +12,8 @@
 
 use super::q4_k::{scale_min, scales_mins};
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
+use crate::matmul::source::Source;
 
 /// Weights of a block.
 pub const BLOCK: usize = 256;
@@ -122,16 +123,16 @@ impl Unpack for NestedFull {
     const FINE: usize = FINE_BYTES;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, fine: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, fine: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES` and `FINE`.
         unsafe {
-            let head = V::rows16(rows, 0);
+            let head = rows.rows16(0);
             let (d, dmin) = (V::half(head[0]), V::neg(V::half(V::shr(head[0], 16))));
             let (s, t) = scales_mins::<V>(&head);
-            let third = V::weights32(rows, HEAD + 64);
+            let third = rows.weights32(HEAD + 64);
             unroll!(H in [0, 1] {
-                let low = V::weights32(rows, HEAD + 32 * H);
-                let last = V::weights32(fine, 32 * H);
+                let low = rows.weights32(HEAD + 32 * H);
+                let last = fine.weights32(32 * H);
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = low;
                     for q in 0..8 {
@@ -153,17 +154,17 @@ impl Unpack for NestedLow {
     const BYTES: usize = LOW_BYTES;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let head = V::rows16(rows, 0);
+            let head = rows.rows16(0);
             let (d, dmin) = (V::half(head[0]), V::neg(V::half(V::shr(head[0], 16))));
             let (s, t) = scales_mins::<V>(&head);
-            let third = V::weights32(rows, HEAD + 64);
+            let third = rows.weights32(HEAD + 64);
             let middle = V::cast_f(V::splat(MIDDLE.to_bits()));
             let four = V::cast_f(V::splat(4.0f32.to_bits()));
             unroll!(H in [0, 1] {
-                let low = V::weights32(rows, HEAD + 32 * H);
+                let low = rows.weights32(HEAD + 32 * H);
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = low;
                     for q in 0..8 {

@@ -7,7 +7,8 @@
 //! Each half of 128 weights has 32 bytes of n; bits 2 j, 2 j + 1 of byte k belong to weight 32 j + k of that half.
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q2K;
 
@@ -43,14 +44,14 @@ impl Unpack for Q2K {
     const BYTES: usize = 84;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let st = V::rows16(rows, 0);
-            let dd = V::rows4(rows, 80);
+            let st = rows.rows16(0);
+            let dd = rows.rows4(80);
             let (d, dmin) = (V::half(dd), V::neg(V::half(V::shr(dd, 16))));
             unroll!(H in [0, 1] {
-                let packed = V::weights32(rows, 16 + 32 * H);
+                let packed = rows.weights32(16 + 32 * H);
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = packed;
                     for q in 0..8 {

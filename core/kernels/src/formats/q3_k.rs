@@ -6,7 +6,8 @@
 //! ```
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, unroll};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, unroll};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q3K;
 
@@ -43,13 +44,14 @@ impl Unpack for Q3K {
     type Shape = ShapeOf<true, 0, 4, 7>;
     const BLOCKS: usize = 8;
     const BYTES: usize = 110;
+    const LONE_HALF: Option<usize> = Some(108);
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
             // The 12 bytes of scales begin two bytes into this.
-            let head = V::rows16(rows, 94);
+            let head = rows.rows16(94);
             let word = |i: usize| V::or(V::shr(head[i], 16), V::shl(head[i + 1], 16));
             let (a, b, c) = (word(0), word(1), word(2));
             let d = V::half(V::shr(head[3], 16));
@@ -59,10 +61,10 @@ impl Unpack for Q3K {
                 V::or(V::field(a, 4, 15), V::field(c, 0, 48)),
                 V::or(V::field(b, 4, 15), V::field(c, 2, 48)),
             ];
-            let third = V::weights32(rows, 0);
+            let third = rows.weights32(0);
             let zero = [V::zero_f(); 2];
             unroll!(H in [0, 1] {
-                let low = V::weights32(rows, 32 + 32 * H);
+                let low = rows.weights32(32 + 32 * H);
                 unroll!(J in [0, 1, 2, 3] {
                     let mut n = low;
                     for q in 0..8 {

@@ -5,7 +5,8 @@
 //! ```
 
 use super::{Block32, BlockFormat, half_at, nibbles};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q4_1;
 
@@ -28,11 +29,11 @@ impl Unpack for Q4_1 {
     const BYTES: usize = 20;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let n = unpack_nibbles::<V>(&V::weights16(rows, 4));
-            let dm = V::rows4(rows, 0);
+            let n = unpack_nibbles::<V>(&rows.weights16(4));
+            let dm = rows.rows4(0);
             let m = [V::half(V::shr(dm, 16)); 2];
             sink.block(0, RowBlock { n, d: V::half(dm), s: m, m });
         }

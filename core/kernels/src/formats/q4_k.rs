@@ -7,7 +7,8 @@
 //! Byte k of the i-th 32 bytes of n holds weight 64 i + k in its low and 64 i + 32 + k in its high nibble.
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, byte_f32, unroll};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q4K;
 
@@ -47,14 +48,14 @@ impl Unpack for Q4K {
     const BYTES: usize = 144;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let head = V::rows16(rows, 0);
+            let head = rows.rows16(0);
             let (d, dmin) = (V::half(head[0]), V::neg(V::half(V::shr(head[0], 16))));
             let (s, t) = scales_mins::<V>(&head);
             unroll!(C in [0, 1, 2, 3] {
-                let packed = V::weights32(rows, 16 + 32 * C);
+                let packed = rows.weights32(16 + 32 * C);
                 let (i, j) = (C / 2, C % 2 * 2);
                 let mut n = packed;
                 for q in 0..8 {

@@ -5,7 +5,8 @@
 //! ```
 
 use super::{Block32, BlockFormat, half_at, nibbles};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q5_0;
 
@@ -36,13 +37,14 @@ impl Unpack for Q5_0 {
     type Shape = ShapeOf<false, 0, 16, 31>;
     const BLOCKS: usize = 1;
     const BYTES: usize = 22;
+    const LONE_HALF: Option<usize> = Some(0);
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let mut n = unpack_nibbles::<V>(&V::weights16(rows, 6));
-            let head = V::rows8(rows, 0);
+            let mut n = unpack_nibbles::<V>(&rows.weights16(6));
+            let head = rows.rows8(0);
             let bits = V::or(V::shr(head[0], 16), V::shl(head[1], 16));
             for (i, n) in n.iter_mut().enumerate() {
                 *n = V::or(*n, V::fifth_bits(bits, i));

@@ -6,7 +6,8 @@
 
 use super::q5_0::add_fifth_bits;
 use super::{Block32, BlockFormat, half_at, nibbles};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack, nibbles as unpack_nibbles};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q5_1;
 
@@ -31,11 +32,11 @@ impl Unpack for Q5_1 {
     const BYTES: usize = 24;
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let mut n = unpack_nibbles::<V>(&V::weights16(rows, 8));
-            let head = V::rows8(rows, 0);
+            let mut n = unpack_nibbles::<V>(&rows.weights16(8));
+            let head = rows.rows8(0);
             for (i, n) in n.iter_mut().enumerate() {
                 *n = V::or(*n, V::fifth_bits(head[1], i));
             }

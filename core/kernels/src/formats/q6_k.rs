@@ -8,7 +8,8 @@
 //! nibble `j / 2` of low byte `32 (j % 2) + k` and its high bits in pair j of high byte k.
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{Rows, ShapeOf, Simd, Sink, Unpack, signed_byte_f32, unroll};
+use crate::matmul::simd::{ShapeOf, Simd, Sink, Unpack, signed_byte_f32, unroll};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q6K;
 
@@ -38,19 +39,20 @@ impl Unpack for Q6K {
     type Shape = ShapeOf<true, 0, 32, 63>;
     const BLOCKS: usize = 8;
     const BYTES: usize = 210;
+    const LONE_HALF: Option<usize> = Some(208);
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let d = V::rows_half(rows, 208);
-            let scales = V::rows16(rows, 192);
+            let d = rows.rows_half(208);
+            let scales = rows.rows16(192);
             let zero = [V::zero_f(); 2];
             unroll!(H in [0, 1] {
-                let high = V::weights32(rows, 128 + 32 * H);
+                let high = rows.weights32(128 + 32 * H);
                 // Two blocks share their low bytes: both are multiplied while these are in registers, and added in order later.
                 unroll!(P in [0, 1] {
-                    let low = V::weights32(rows, 64 * H + 32 * P);
+                    let low = rows.weights32(64 * H + 32 * P);
                     unroll!(L in [0, 1] {
                         const J: usize = 2 * L + P;
                         let mut n = low;

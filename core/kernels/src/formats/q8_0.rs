@@ -5,7 +5,8 @@
 //! ```
 
 use super::{Block32, BlockFormat, half_at};
-use crate::matmul::simd::{RowBlock, Rows, ShapeOf, Simd, Sink, Unpack};
+use crate::matmul::simd::{RowBlock, ShapeOf, Simd, Sink, Unpack};
+use crate::matmul::source::Source;
 
 pub(crate) struct Q8_0;
 
@@ -30,19 +31,20 @@ impl Unpack for Q8_0 {
     type Shape = ShapeOf<false, 0, 0, 255>;
     const BLOCKS: usize = 1;
     const BYTES: usize = 34;
+    const LONE_HALF: Option<usize> = Some(0);
 
     #[inline(always)]
-    unsafe fn unit<V: Simd>(rows: &Rows, _: &Rows, sink: &mut impl Sink<V>) {
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, _: &R, sink: &mut impl Sink<V>) {
         // SAFETY: the caller's promise; offsets stay below `BYTES`.
         unsafe {
-            let mut n = V::weights32(rows, 2);
+            let mut n = rows.weights32(2);
             if V::FLIP != 0 {
                 for n in &mut n {
                     *n = V::xor(*n, V::splat(u32::from_ne_bytes([V::FLIP; 4])));
                 }
             }
             let zero = [V::zero_f(); 2];
-            sink.block(0, RowBlock { n, d: V::rows_half(rows, 0), s: zero, m: zero });
+            sink.block(0, RowBlock { n, d: rows.rows_half(0), s: zero, m: zero });
         }
     }
 }

@@ -7,7 +7,8 @@ use std::arch::x86_64::*;
 
 use super::{MatTable, StripFn, avx2_vec};
 use crate::formats;
-use crate::matmul::simd::{Body, Rows, Shape, Simd};
+use crate::matmul::simd::{Body, Shape, Simd};
+use crate::matmul::source::Rows;
 use crate::matmul::{Precision, quantise};
 
 pub(crate) static TABLE: MatTable = MatTable {
@@ -219,6 +220,14 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store(p: *mut u8, a: __m256i) {
         unsafe { _mm256_storeu_si256(p.cast(), a) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(p: *const u8) -> __m256i {
+        unsafe { _mm256_cvtepu16_epi32(load16(p)) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(p: *const u8) -> __m256 {
+        unsafe { _mm256_cvtph_ps(load16(p)) }
     }
     #[inline(always)]
     unsafe fn load_f(p: *const f32) -> __m256 {

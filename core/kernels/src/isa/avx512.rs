@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{MatTable, StripFn, avx512_vec};
 use crate::formats;
-use crate::matmul::simd::{Body, Rows, Shape, Simd};
+use crate::matmul::simd::{Body, Shape, Simd};
+use crate::matmul::source::Rows;
 use crate::matmul::{Precision, quantise};
 
 pub(crate) static TABLE: MatTable = MatTable {
@@ -234,6 +235,14 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store(p: *mut u8, a: __m512i) {
         unsafe { _mm512_storeu_si512(p.cast(), a) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(p: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepu16_epi32(load32(p)) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(p: *const u8) -> __m512 {
+        unsafe { _mm512_cvtph_ps(load32(p)) }
     }
     #[inline(always)]
     unsafe fn load_f(p: *const f32) -> __m512 {

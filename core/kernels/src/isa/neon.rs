@@ -19,7 +19,8 @@ use std::marker::PhantomData;
 use super::{MatTable, StripFn, neon_mmla, neon_vec};
 use crate::act::{QBlock, TILE};
 use crate::formats;
-use crate::matmul::simd::{Body, Rows, Shape, Simd};
+use crate::matmul::simd::{Body, Shape, Simd};
+use crate::matmul::source::Rows;
 use crate::matmul::strip::{Panel, TileAt};
 use crate::matmul::{Precision, quantise};
 
@@ -439,6 +440,10 @@ impl<K: Kind> Simd for Neon<K> {
         unsafe { vst1q_u8(p, vreinterpretq_u8_s32(a)) }
     }
     #[inline(always)]
+    unsafe fn load_words(p: *const u8) -> int32x4_t {
+        unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn load_f(p: *const f32) -> float32x4_t {
         unsafe { vld1q_f32(p) }
     }
@@ -499,6 +504,20 @@ impl<K: Kind> Simd for Neon<K> {
             let [a, b, c, d] = lay::<K>(rows, offset);
             let [e, f, g, h] = lay::<K>(rows, offset + 16);
             [a, b, c, d, e, f, g, h]
+        }
+    }
+    #[inline(always)]
+    unsafe fn order16(q: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        unsafe {
+            match K::LAYOUT {
+                Layout::Rows => transpose4(q),
+                Layout::Quads => q,
+                Layout::Pairs => {
+                    let low = |i: usize| vzip1q_s32(q[i], q[i + 1]);
+                    let high = |i: usize| vzip2q_s32(q[i], q[i + 1]);
+                    [low(0), high(0), low(2), high(2)]
+                }
+            }
         }
     }
     #[inline(always)]

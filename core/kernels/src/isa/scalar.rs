@@ -56,9 +56,10 @@ fn dot_quantised(
 unsafe fn strip_quantised(s: &Strip<'_>) {
     let Some(f) = s.w.format().quantised() else { return };
     for r in s.rows.clone() {
+        let (row, fine) = s.w.row_planes(r);
         for token in 0..s.x.rows() {
             let (x, lo, step) = s.token(token);
-            let y = dot_quantised(f, s.w.row_planes(r), x, lo, step, s.x.blocks());
+            let y = dot_quantised(f, (&row, fine), x, lo, step, s.x.blocks());
             // SAFETY: `r` is a row of the strip and `token` a row of the activations.
             unsafe { s.store(token, r, y) };
         }
@@ -82,7 +83,7 @@ pub(crate) fn dot_float(a: &[f32], b: &[f32]) -> f32 {
 unsafe fn strip_float(s: &Strip<'_>) {
     let mut row = vec![0.0; s.w.cols().next_multiple_of(16)];
     for r in s.rows.clone() {
-        s.w.format().decode_row(s.w.row(r), &mut row[..s.w.cols()]);
+        s.w.format().decode_row(&s.w.row_planes(r).0, &mut row[..s.w.cols()]);
         for token in 0..s.x.rows() {
             let y = dot_float(&row, s.x.float_row(token));
             // SAFETY: `r` is a row of the strip and `token` a row of the activations.

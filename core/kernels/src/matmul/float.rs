@@ -167,7 +167,7 @@ unsafe fn tile<V: Simd, W: LoadFloats, const R: usize, const C: usize>(
     let (x, x_step) = s.x.float_rows();
     let mut out = [[0.0; C]; R];
     let mut body = Tile::<V, W, R, C> {
-        w: s.w.row(row).as_ptr(),
+        w: s.w.planes_from(row).0.as_ptr(),
         row_bytes: s.w.row_bytes(),
         x: x[token * x_step..].as_ptr(),
         x_step,

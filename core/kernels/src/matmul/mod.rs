@@ -11,6 +11,7 @@ pub(crate) mod float;
 pub(crate) mod pairs;
 pub(crate) mod quantise;
 pub(crate) mod simd;
+pub(crate) mod source;
 pub(crate) mod strip;
 
 use std::ops::Range;
@@ -104,7 +105,9 @@ impl Kernels {
                 check(job);
                 let rows = job.w.rows();
                 let row = job.w.row_bytes() + job.w.fine_row_bytes();
-                let step = (task_bytes / row.max(1)).max(1).next_multiple_of(self.mat.band);
+                let step = (task_bytes / row.max(1))
+                    .max(1)
+                    .next_multiple_of(self.mat.band.max(job.w.format().interleaved));
                 let strip = Strip {
                     w: job.w,
                     rows: 0..rows,

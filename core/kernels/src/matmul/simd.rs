@@ -6,37 +6,10 @@
 //! 4-byte pieces while weights are loaded, about as much as the horizontal sums would cost for one column; all further
 //! columns get it free.
 
+use super::source::{Rows, Source};
 use super::strip::{Panel, TileAt};
 use crate::act::{QBlock, TILE};
 use crate::math::Lanes;
-
-/// `V::ROWS` rows, a fixed distance apart. `q[i]` is row `4 i`: addresses then need few registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Rows {
-    q: [*const u8; 4],
-    stride: usize,
-}
-
-impl Rows {
-    #[inline(always)]
-    pub fn new(first: *const u8, stride: usize) -> Self {
-        let at = |i: usize| first.wrapping_add(4 * i * stride);
-        Rows { q: [at(0), at(1), at(2), at(3)], stride }
-    }
-
-    /// Byte `offset` of row `r`.
-    #[inline(always)]
-    pub fn at(&self, r: usize, offset: usize) -> *const u8 {
-        self.q[r / 4].wrapping_add(r % 4 * self.stride).wrapping_add(offset)
-    }
-
-    #[inline(always)]
-    pub fn advance(&mut self, bytes: usize) {
-        for q in &mut self.q {
-            *q = q.wrapping_add(bytes);
-        }
-    }
-}
 
 /// Code to be compiled for an instruction set: see [`Simd::run`].
 pub(crate) trait Body {
@@ -125,6 +98,14 @@ pub(crate) trait Simd: Copy {
 
     unsafe fn load(p: *const u8) -> Self::I;
     unsafe fn store(p: *mut u8, a: Self::I);
+    /// `ROWS` 16-bit words, in the low halves of the lanes.
+    unsafe fn load_words(p: *const u8) -> Self::I;
+    /// `ROWS` half floats that lie together.
+    #[inline(always)]
+    unsafe fn load_halves(p: *const u8) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::half(Self::load_words(p)) }
+    }
     unsafe fn load_f(p: *const f32) -> Self::F;
     unsafe fn store_f(p: *mut f32, a: Self::F);
 
@@ -147,6 +128,11 @@ pub(crate) trait Simd: Copy {
     unsafe fn weights32(rows: &Rows, offset: usize) -> [Self::I; 8] {
         // SAFETY: the caller's promise.
         unsafe { Self::rows32(rows, offset) }
+    }
+    /// Weights of interleaved rows, which are four of each row to a vector, in the order of `weights16`.
+    #[inline(always)]
+    unsafe fn order16(quads: [Self::I; 4]) -> [Self::I; 4] {
+        quads
     }
     /// Each byte of `a` less `zero`.
     unsafe fn less(a: Self::I, zero: u8) -> Self::I;
@@ -263,12 +249,14 @@ pub(crate) trait Unpack {
     const BYTES: usize;
     /// Bytes per unit in the second plane, if the format has one.
     const FINE: usize = 0;
+    /// Where the half float lies without which the bytes are a multiple of 4: at one end of the unit.
+    const LONE_HALF: Option<usize> = None;
 
     /// Gives the blocks of one unit, at the start of `rows` (and of `fine`, the same rows in the second plane), to the sink.
     ///
     /// # Safety
     /// The CPU has the instruction set, and a unit is readable in each row of each plane. Always `inline(always)`.
-    unsafe fn unit<V: Simd>(rows: &Rows, fine: &Rows, sink: &mut impl Sink<V>);
+    unsafe fn unit<V: Simd, R: Source<V>>(rows: &R, fine: &R, sink: &mut impl Sink<V>);
 }
 
 /// What an integer accumulator starts from, so that weights may be unsigned: `-zero * sum(a)`.

@@ -13,7 +13,8 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use super::pairs::{PairBlock, PairLo, Pairs};
-use super::simd::{Body, RowBlock, Rows, Shape, Simd, Sink, Unpack, start};
+use super::simd::{Body, RowBlock, Shape, Simd, Sink, Unpack, start};
+use super::source::{INTERLEAVED, Source};
 use super::{Precision, Strip};
 use crate::act::{LoBlock, QBlock, TILE};
 
@@ -42,6 +43,27 @@ impl Prefetch {
             step: unit / blocks,
         }
     }
+
+    const NONE: Prefetch = Prefetch { far: std::ptr::null(), near: 0, lines: 0, step: 0 };
+
+    /// Asks for the share of block `k` of a unit.
+    #[inline(always)]
+    unsafe fn ask<V: Simd>(&self, k: usize) {
+        for i in 0..self.lines {
+            let line = self.far.wrapping_add(k * self.step + 64 * i);
+            // SAFETY: the caller's promise, that the CPU has the instruction set; no address is read.
+            unsafe {
+                V::prefetch(line);
+                V::prefetch_again(line.wrapping_sub(self.near));
+            }
+        }
+    }
+
+    /// Goes on by some blocks.
+    #[inline(always)]
+    fn advance(&mut self, blocks: usize) {
+        self.far = self.far.wrapping_add(blocks * self.step);
+    }
 }
 
 /// Multiplies blocks of rows with N columns, in registers.
@@ -65,8 +87,7 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Dot<V, S, N, P16> {
     unsafe fn new(acc: [V::F; N], x: *const QBlock, lo: *const LoBlock, step: usize) -> Self {
         // SAFETY: the caller's promise.
         let t = unsafe { [[V::zero_f(); N]; 4] };
-        let none = || Prefetch { far: std::ptr::null(), near: 0, lines: 0, step: 0 };
-        Dot { acc, t, x, lo, step, prefetch: [none(), none()], shape: PhantomData }
+        Dot { acc, t, x, lo, step, prefetch: [Prefetch::NONE; 2], shape: PhantomData }
     }
 }
 
@@ -78,14 +99,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
             let t = &mut self.t[k % 4];
             let x = self.x.wrapping_add(k * self.step);
             let lo = self.lo.wrapping_add(k * self.step);
-            for plane in 0..2 {
-                let Prefetch { far, near, lines, step } = self.prefetch[plane];
-                for i in 0..lines {
-                    let line = far.wrapping_add(k * step + 64 * i);
-                    V::prefetch(line);
-                    V::prefetch_again(line.wrapping_sub(near));
-                }
-            }
+            self.prefetch[0].ask::<V>(k);
+            self.prefetch[1].ask::<V>(k);
             for half in 0..2 {
                 let w = [w[half * 4], w[half * 4 + 1], w[half * 4 + 2], w[half * 4 + 3]];
                 for j in 0..N {
@@ -132,10 +147,8 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
     #[inline(always)]
     unsafe fn next(&mut self, blocks: usize) {
         self.x = self.x.wrapping_add(blocks * self.step);
-        for plane in 0..2 {
-            let prefetch = &mut self.prefetch[plane];
-            prefetch.far = prefetch.far.wrapping_add(blocks * prefetch.step);
-        }
+        self.prefetch[0].advance(blocks);
+        self.prefetch[1].advance(blocks);
         if P16 {
             self.lo = self.lo.wrapping_add(blocks * self.step);
         }
@@ -145,24 +158,28 @@ impl<V: Simd, S: Shape, const N: usize, const P16: bool> Sink<V> for Dot<V, S, N
 /// Bytes to prefetch ahead at least: a microsecond of a fast memory.
 const AHEAD: usize = 32 << 10;
 
+/// Bytes to prefetch ahead in one stream, while panels are filled.
+const STREAM_AHEAD: usize = 6 << 10;
+
 /// The same, for a second time.
 const NEAR: usize = 8 << 10;
 
 /// A band of rows times N columns, straight from the bytes of the file.
-struct Direct<'a, V: Simd, F, const N: usize, const P16: bool> {
-    rows: Rows,
-    fine: Rows,
+struct Direct<'a, V: Simd, F, R, const N: usize, const P16: bool> {
+    rows: R,
+    fine: R,
     units: usize,
     x: *const QBlock,
     lo: *const LoBlock,
     step: usize,
-    /// Bytes of the band.
+    /// Bytes of the band, and where they would begin if rows were apart: of interleaved ones each band asks for its share.
     band: usize,
+    begin: [*const u8; 2],
     out: &'a mut [[f32; 16]; TILE],
     format: PhantomData<(V, F)>,
 }
 
-impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V, F, N, P16> {
+impl<V: Simd, F: Unpack, R: Source<V>, const N: usize, const P16: bool> Body for Direct<'_, V, F, R, N, P16> {
     #[inline(always)]
     unsafe fn body(&mut self) {
         // SAFETY: the maker's promise: rows and columns have `units` units.
@@ -170,13 +187,13 @@ impl<V: Simd, F: Unpack, const N: usize, const P16: bool> Body for Direct<'_, V,
             let mut rows = self.rows;
             let mut dot = Dot::<V, F::Shape, N, P16>::new([V::zero_f(); N], self.x, self.lo, self.step);
             let mut fine = self.fine;
-            dot.prefetch[0] = Prefetch::of(rows.at(0, 0), self.band, V::ROWS * F::BYTES, F::BLOCKS);
+            dot.prefetch[0] = Prefetch::of(self.begin[0], self.band, V::ROWS * F::BYTES, F::BLOCKS);
             if F::FINE > 0 {
                 let band = self.units * V::ROWS * F::FINE;
-                dot.prefetch[1] = Prefetch::of(fine.at(0, 0), band, V::ROWS * F::FINE, F::BLOCKS);
+                dot.prefetch[1] = Prefetch::of(self.begin[1], band, V::ROWS * F::FINE, F::BLOCKS);
             }
             for _ in 0..self.units {
-                F::unit::<V>(&rows, &fine, &mut dot);
+                F::unit::<V, R>(&rows, &fine, &mut dot);
                 dot.next(F::BLOCKS);
                 rows.advance(F::BYTES);
                 fine.advance(F::FINE);
@@ -194,9 +211,9 @@ pub(crate) const fn panel_block<V: Simd, S: Shape>() -> usize {
 }
 
 /// Unpacks a band of rows into a panel.
-struct Fill<V: Simd, F> {
-    rows: Rows,
-    fine: Rows,
+struct Fill<V: Simd, F, R> {
+    rows: R,
+    fine: R,
     units: usize,
     out: *mut u8,
     format: PhantomData<(V, F)>,
@@ -204,6 +221,7 @@ struct Fill<V: Simd, F> {
 
 struct Writer<V, S> {
     out: *mut u8,
+    prefetch: Prefetch,
     shape: PhantomData<(V, S)>,
 }
 
@@ -212,6 +230,7 @@ impl<V: Simd, S: Shape> Sink<V> for Writer<V, S> {
     unsafe fn dot(&mut self, k: usize, n: [V::I; 8], s: [V::F; 2]) {
         // SAFETY: the maker of `Fill` gives room for all blocks.
         unsafe {
+            self.prefetch.ask::<V>(k);
             let size = V::ROWS * 4;
             let p = self.out.add(k * panel_block::<V, S>());
             for i in 0..8 {
@@ -246,18 +265,31 @@ impl<V: Simd, S: Shape> Sink<V> for Writer<V, S> {
     #[inline(always)]
     unsafe fn next(&mut self, blocks: usize) {
         self.out = self.out.wrapping_add(blocks * panel_block::<V, S>());
+        self.prefetch.advance(blocks);
     }
 }
 
-impl<V: Simd, F: Unpack> Body for Fill<V, F> {
+impl<V: Simd, F: Unpack, R: Source<V>> Body for Fill<V, F, R> {
     #[inline(always)]
     unsafe fn body(&mut self) {
         let (mut rows, mut fine) = (self.rows, self.fine);
-        let mut writer = Writer::<V, F::Shape> { out: self.out, shape: PhantomData };
+        // Sixteen streams are enough to keep memory busy; one is not.
+        let prefetch = if R::ONE_STREAM {
+            let (far, unit) = (rows.first().wrapping_add(STREAM_AHEAD), INTERLEAVED * F::BYTES);
+            Prefetch {
+                far,
+                near: STREAM_AHEAD / 2,
+                lines: unit.div_ceil(64 * F::BLOCKS),
+                step: unit / F::BLOCKS,
+            }
+        } else {
+            Prefetch::NONE
+        };
+        let mut writer = Writer::<V, F::Shape> { out: self.out, prefetch, shape: PhantomData };
         for _ in 0..self.units {
             // SAFETY: the maker's promise: rows have `units` units, `out` has room for them.
             unsafe {
-                F::unit::<V>(&rows, &fine, &mut writer);
+                F::unit::<V, R>(&rows, &fine, &mut writer);
                 writer.next(F::BLOCKS);
             }
             rows.advance(F::BYTES);
@@ -344,13 +376,13 @@ thread_local! {
 }
 
 /// Rows of a strip that fill the lanes of the vectors.
-struct Band {
+pub(crate) struct Band {
     /// Row in lane 0.
-    base: usize,
+    pub base: usize,
     /// Lanes to store.
     lanes: std::ops::Range<usize>,
     /// Distance of lanes in rows: 1, or 0 if the whole matrix has too few rows; then all lanes hold the same one.
-    stride: usize,
+    pub stride: usize,
 }
 
 /// Bands of a strip. The last band of a matrix overlaps the one before it instead of reading past the end.
@@ -367,15 +399,6 @@ fn bands(s: &Strip<'_>, rows: usize) -> impl Iterator<Item = Band> {
 }
 
 impl Strip<'_> {
-    /// The bytes of a band in both planes; nothing is read from the second of a format that has one only.
-    fn band_rows(&self, b: &Band) -> (Rows, Rows) {
-        let (low, fine) = self.w.row_planes(b.base);
-        (
-            Rows::new(low.as_ptr(), b.stride * self.w.row_bytes()),
-            Rows::new(fine.as_ptr(), b.stride * self.w.fine_row_bytes()),
-        )
-    }
-
     /// Stores the results of a band for some columns.
     unsafe fn store_band(&self, b: &Band, token: usize, columns: &[[f32; 16]]) {
         for (j, column) in columns.iter().enumerate() {
@@ -387,32 +410,36 @@ impl Strip<'_> {
     }
 }
 
-/// Computes a strip of a product with quantised weights of format F.
+/// Computes a strip of a product with quantised weights of format F, whose rows lie as R says.
 ///
 /// # Safety
 /// The CPU has V's instruction set; the job of the strip has been checked.
-pub(crate) unsafe fn strip<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
+pub(crate) unsafe fn strip<V: Simd, F: Unpack, R: Source<V> + Source<V::Many>, const P16: bool>(
+    s: &Strip<'_>,
+) {
     debug_assert_eq!(P16, s.precision == Precision::Q16);
     // SAFETY: the caller's promise.
     unsafe {
         match s.x.rows() {
             0 => {}
-            1 => direct::<V, F, 1, P16>(s),
-            2 => direct::<V, F, 2, P16>(s),
+            1 => direct::<V, F, R, 1, P16>(s),
+            2 => direct::<V, F, R, 2, P16>(s),
             // With two planes a column costs twice as much, and unpacking once pays earlier.
-            3 if V::DIRECT >= 4 && !P16 => direct::<V, F, 3, P16>(s),
-            4 if V::DIRECT >= 4 && !P16 => direct::<V, F, 4, P16>(s),
-            _ => panels::<V::Many, F, P16>(s),
+            3 if V::DIRECT >= 4 && !P16 => direct::<V, F, R, 3, P16>(s),
+            4 if V::DIRECT >= 4 && !P16 => direct::<V, F, R, 4, P16>(s),
+            _ => panels::<V::Many, F, R, P16>(s),
         }
     }
 }
 
-unsafe fn direct<V: Simd, F: Unpack, const N: usize, const P16: bool>(s: &Strip<'_>) {
+unsafe fn direct<V: Simd, F: Unpack, R: Source<V>, const N: usize, const P16: bool>(s: &Strip<'_>) {
     let (x, lo, step) = s.token(0);
     for b in bands(s, V::ROWS) {
         let mut out = [[0.0; 16]; TILE];
-        let (rows, fine) = s.band_rows(&b);
-        let mut body = Direct::<V, F, N, P16> {
+        // SAFETY: a band of the strip; the CPU has V's instruction set.
+        let (rows, fine) = unsafe { R::of_band(s, &b) };
+        let (low, second) = s.w.planes_from(b.base);
+        let mut body = Direct::<V, F, R, N, P16> {
             rows,
             fine,
             units: s.x.blocks() / F::BLOCKS,
@@ -420,6 +447,7 @@ unsafe fn direct<V: Simd, F: Unpack, const N: usize, const P16: bool>(s: &Strip<
             lo: lo.as_ptr(),
             step,
             band: V::ROWS * s.w.row_bytes(),
+            begin: [low.as_ptr(), second.as_ptr()],
             out: &mut out,
             format: PhantomData,
         };
@@ -431,7 +459,7 @@ unsafe fn direct<V: Simd, F: Unpack, const N: usize, const P16: bool>(s: &Strip<
     }
 }
 
-unsafe fn panels<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
+unsafe fn panels<V: Simd, F: Unpack, R: Source<V>, const P16: bool>(s: &Strip<'_>) {
     let (units, block) = (s.x.blocks() / F::BLOCKS, panel_block::<V, F::Shape>());
     if units == 0 {
         for row in s.rows.clone() {
@@ -458,11 +486,12 @@ unsafe fn panels<V: Simd, F: Unpack, const P16: bool>(s: &Strip<'_>) {
             for first in (0..units).step_by(units_at_once) {
                 let count = units_at_once.min(units - first);
                 for (i, b) in bands.iter().enumerate() {
-                    let (mut rows, mut fine) = s.band_rows(b);
+                    // SAFETY: a band of the strip; the CPU has V's instruction set.
+                    let (mut rows, mut fine) = unsafe { R::of_band(s, b) };
                     rows.advance(first * F::BYTES);
                     fine.advance(first * F::FINE);
                     let out = scratch.wrapping_add(i * panel);
-                    let mut fill = Fill::<V, F> { rows, fine, units: count, out, format: PhantomData };
+                    let mut fill = Fill::<V, F, R> { rows, fine, units: count, out, format: PhantomData };
                     // SAFETY: rows have `units` units, of which `count` are left; a panel has room for `count`.
                     unsafe { V::run(&mut fill) };
                 }

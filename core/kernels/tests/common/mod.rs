@@ -74,7 +74,17 @@ pub fn random_bytes(format: &Format, rows: usize, cols: usize, scales: Scales, r
             block[at..at + 2].copy_from_slice(&h.to_le_bytes());
         }
     }
-    bytes
+    if format.interleaved > 1 { interleaved(format, rows, &bytes) } else { bytes }
+}
+
+/// The bytes of a matrix with its rows interleaved.
+pub fn interleaved(format: &Format, rows: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; bytes.len()];
+    let group = bytes.len() / rows * 16;
+    for (rows, out) in bytes.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+        format.interleave(rows, out);
+    }
+    out
 }
 
 pub fn matrix<'a>(format: &'static Format, rows: usize, cols: usize, bytes: &'a [u8]) -> Matrix<'a> {
