@@ -105,6 +105,7 @@ impl Simd for Avx2 {
     type I = __m256i;
     type F = __m256;
     type L = avx2_vec::Avx2;
+    type Few = Self;
     type Many = Self;
     type Stored<S: Shape> = S;
 

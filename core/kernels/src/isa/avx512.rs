@@ -106,6 +106,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     type F = __m512;
     type L = avx512_vec::Avx512;
+    type Few = Self;
     type Many = Self;
     type Stored<S: Shape> = S;
 

@@ -19,9 +19,9 @@ use std::marker::PhantomData;
 use super::{MatTable, StripFn, neon_mmla, neon_vec};
 use crate::act::{QBlock, TILE};
 use crate::formats;
+use crate::matmul::panels::{Panel, TileAt};
 use crate::matmul::simd::{Body, Shape, Simd};
 use crate::matmul::source::Rows;
-use crate::matmul::strip::{Panel, TileAt};
 use crate::matmul::{Precision, quantise};
 
 /// The table of a level.
@@ -57,6 +57,8 @@ pub(crate) enum Layout {
 pub(crate) trait Kind: Copy {
     const LAYOUT: Layout;
     const PAIRS: bool = false;
+    const FEW_THROUGH_PANELS: bool = false;
+    type Few: Simd;
     type Many: Simd;
     /// As [`Simd::dot16`].
     unsafe fn dot16(acc: int32x4_t, w: &[int32x4_t; 4], a: *const i8, max: u32) -> int32x4_t;
@@ -83,6 +85,9 @@ pub(crate) struct I8mm;
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the contract of the trait, which is that of `Simd`")]
 impl Kind for Base {
     const LAYOUT: Layout = Layout::Rows;
+    // Processors of before 2018.
+    const FEW_THROUGH_PANELS: bool = true;
+    type Few = Neon<Base>;
     type Many = Neon<Base>;
 
     #[inline(always)]
@@ -130,6 +135,7 @@ unsafe fn sdot<const I: usize>(mut acc: int32x4_t, w: int32x4_t, a: int8x16_t) -
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the contract of the trait, which is that of `Simd`")]
 impl Kind for Dotprod {
     const LAYOUT: Layout = Layout::Quads;
+    type Few = Neon<Dotprod>;
     type Many = Neon<Dotprod>;
 
     #[inline(always)]
@@ -147,6 +153,7 @@ impl Kind for Dotprod {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the contract of the trait, which is that of `Simd`")]
 impl Kind for I8mm {
     const LAYOUT: Layout = Layout::Quads;
+    type Few = Neon<Dotprod>;
     type Many = Neon<neon_mmla::Panels>;
 
     #[inline(always)]
@@ -285,6 +292,8 @@ impl<K: Kind> Simd for Neon<K> {
     type I = int32x4_t;
     type F = float32x4_t;
     type L = neon_vec::Neon;
+    type Few = K::Few;
+    const FEW_THROUGH_PANELS: bool = K::FEW_THROUGH_PANELS;
     type Many = K::Many;
     type Stored<S: Shape> = Signed<S>;
 

@@ -17,8 +17,8 @@ use std::marker::PhantomData;
 use super::neon::{Kind, Layout, Neon};
 use crate::act::TILE;
 use crate::matmul::pairs::PairLo;
+use crate::matmul::panels::{TileAt, panel_block};
 use crate::matmul::simd::{Body, Shape, Simd};
-use crate::matmul::strip::{TileAt, panel_block};
 
 /// The panels of the i8mm level.
 #[derive(Clone, Copy)]
@@ -27,6 +27,7 @@ pub(crate) struct Panels;
 impl Kind for Panels {
     const LAYOUT: Layout = Layout::Pairs;
     const PAIRS: bool = true;
+    type Few = Neon<Panels>;
     type Many = Neon<Panels>;
 
     #[inline(always)]

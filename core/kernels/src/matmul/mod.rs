@@ -9,6 +9,7 @@
 
 pub(crate) mod float;
 pub(crate) mod pairs;
+pub(crate) mod panels;
 pub(crate) mod quantise;
 pub(crate) mod simd;
 pub(crate) mod source;

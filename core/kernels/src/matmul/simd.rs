@@ -6,8 +6,8 @@
 //! 4-byte pieces while weights are loaded, about as much as the horizontal sums would cost for one column; all further
 //! columns get it free.
 
+use super::panels::{Panel, TileAt};
 use super::source::{Rows, Source};
-use super::strip::{Panel, TileAt};
 use crate::act::{QBlock, TILE};
 use crate::math::Lanes;
 
@@ -45,6 +45,10 @@ pub(crate) trait Simd: Copy {
     type F: Copy;
     /// Sixteen floats of one row, for float formats.
     type L: Lanes;
+    /// What multiplies few columns: `Self`, unless another does it with the same instructions; code is not there twice then.
+    type Few: Simd;
+    /// Whether few columns times interleaved rows go through panels, too: slower, but less code, for processors that few have.
+    const FEW_THROUGH_PANELS: bool = false;
     /// What multiplies panels: `Self`, unless that wants the bytes of weights in another order.
     type Many: Simd;
     /// The shape of weights in a panel: S, or, where signed weights cost nothing, that of q itself: ZERO 0, and MAX the largest
